@@ -9,7 +9,8 @@
 The task is the variant; without one it is sst2. Its data set is that of TFDS, which
 `python -m mhe_jax data glue/sst2` prepares (`super_glue/boolq`, `squad/v1.1` and so on);
 docs/finetuning.md says how to read files of your own, or of the suites' sites. The last command
-writes predictions in the form that the site of the suite takes. An encoder of another shape, such
+writes predictions: a line of index and label for each example, as the site of GLUE takes it. An
+encoder of another shape, such
 as that of configs/bert_base.py, brings the shape with its run; it needs
 `--optimizer.learning_rate 3e-5`. For the longer rows of SuperGLUE and SQuAD pre-train with
 `--model.max_length 512`.
@@ -22,8 +23,7 @@ WSC read the vectors of the words in question. ReCoRD, whose answers are entitie
 passage, is not here.
 
 SQuAD has no public test set: dev stands for it. A context longer than a row is read through
-windows, 128 tokens apart. In version 2.0 the result also has the best scores over all no-answer
-thresholds, and those thresholds.
+windows, 128 tokens apart.
 
 Expected time: 2 minutes on one CPU core for CoLA, and for SST-2 with `--train.num_steps 2000` (AMD
 EPYC, jax 0.10.2, 2026-11-22).

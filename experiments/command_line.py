@@ -16,23 +16,17 @@ VARIANTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "mfa": lambda heads: [{}, {"reuse_keys": True}],
     "gta": lambda heads: [{"num_kv_heads": _divisor(heads, at_most=heads // 4)}],
 }
-ENGINES = sorted({*engines.LADDER, *engines.SHARED, *engines.FACTORED})
+ENGINES = sorted({*engines.LADDER, *engines.SHARED})
 # All that have a name.
 FORMS = [form for form in typing.get_args(Form) if form != "auto"]
 
 
 class PlainParser(argparse.ArgumentParser):
-    """A mistake is one line and exit status 2."""
+    """`--help` shows what the program says of itself."""
 
     def __init__(self, doc: str | None):
-        super().__init__(
-            description=doc,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str):
-        self.exit(2, f"error: {' '.join(message.split())} (--help shows what there is)\n")
+        how = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=doc, formatter_class=how, allow_abbrev=False)
 
 
 class Parser(PlainParser):

@@ -40,14 +40,13 @@ def experiment(
     changes |= {
         "model.dtype": args.dtype,
         "model.max_length": max(length, config.model.max_length),
+        "model.scan_layers": False if args.unrolled else None,
         "data.sequence_length": length,
         "data.length_buckets": (),
         "data.tokens_per_batch": max(config.data.tokens_per_batch, 16 * length),
         # One device, so that every number is of one.
         "mesh.data": 1,
     }
-    if args.unrolled:
-        changes["model.scan_layers"] = False
     try:
         for field, value in changes.items():
             if value is not None:

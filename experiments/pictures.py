@@ -20,7 +20,7 @@ from experiments.atlas.sizes import changed
 from experiments.atlas.tables import DECIDES, MHA, Lines, lines_of, measured, with_error
 from experiments.paper.paper import RATES, TRANSLATION
 from experiments.uptraining.uptraining import NAMES
-from mhe_jax.report.plots import front
+from mhe_jax.report.report import front
 from mhe_jax.tasks.cost import cached_numbers
 
 HERE, IMAGES = ROOT / "experiments", ROOT / "docs" / "images"

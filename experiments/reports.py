@@ -16,19 +16,22 @@ import jax
 
 from experiments import pytorch
 from experiments.timing import PEAK, TORCH_PEAK, LeftOut
-from mhe_jax.analysis.topology import describe_devices
+from mhe_jax.analysis.ahead import describe_devices
 from mhe_jax.config import InputError
 
 ROOT = Path(__file__).parents[1]
 PEERS = ("torch", "transformers")
 
 
+# What the rows of one table share.
+OF_ONE = ("part", "task", "length", "run", "search", "batch")
+
+
 def tables(rows: list[dict]) -> list[list[dict]]:
     """Rows that were measured in turn, fastest first, as the programs print them."""
-    of_one = ("part", "task", "length", "run", "search", "batch")
     apart: dict[tuple, list[dict]] = {}
     for row in rows:
-        apart.setdefault(tuple(row.get(field) for field in of_one), []).append(row)
+        apart.setdefault(tuple(row.get(field) for field in OF_ONE), []).append(row)
     return [sorted(table, key=lambda row: row.get("median_ms", 0)) for table in apart.values()]
 
 
@@ -169,11 +172,23 @@ def header_ahead(file: str, arguments: list[str] | None, device: Any, shape: str
     return about
 
 
-def finish(path: Path | None, about: dict, results: list[dict], left_out: LeftOut, **more) -> None:
-    """Tells what was left out; the JSON."""
+def finish(
+    path: Path | None,
+    about: dict[str, Any],
+    columns: dict[str, Callable[[dict], str]],
+    results: list[dict],
+    left_out: LeftOut,
+    *notes: str,
+    **more: Any,
+) -> int:
+    """Prints the header, notes, tables and what was left out; writes the JSON; exit status 0."""
+    print(*header_lines(about), *notes, sep="\n\n")
+    for rows in tables(results):
+        title = ", ".join(f"{name} {rows[0][name]}" for name in OF_ONE if name in rows[0])
+        print("", *[f"### {title}\n"] * bool(title), table(columns, rows), sep="\n")
     print("", *left_out.lines(), sep="\n")
-    left = {"left_out": left_out.reasons}
-    save(path, {"header": about, **more, "results": results, **left})
+    save(path, {"header": about, **more, "results": results, "left_out": left_out.reasons})
+    return 0
 
 
 def processor() -> str:

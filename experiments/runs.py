@@ -1,10 +1,12 @@
-"""Runs of train.py and eval.py that are not repeated, several at a time, and a record of them."""
+"""Runs of train.py and eval.py, several at a time, and a record of them.
+
+A run that is done is not repeated, one that was interrupted goes on. Where one fails its case ends,
+the other cases go on, and the exit status is 1.
+"""
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,16 +36,12 @@ class Failed(Exception):
 
 
 class Runs:
-    """Calls train.py and eval.py for runs below one directory, unless they are done.
-
-    After Ctrl-C, which all commands get and which makes them save, none begins.
-    """
+    """Calls train.py and eval.py for runs below one directory, unless they are done."""
 
     def __init__(self, args: argparse.Namespace):
         self.directory, self.data, self.jobs = args.workdir, args.directory, args.jobs
         # One command at a time for each run.
         self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
-        self.stopped = False
         # Threads of XLA on a CPU.
         self.environment = os.environ | ({"NPROC": "1"} if self.jobs > 1 else {})
 
@@ -52,7 +50,7 @@ class Runs:
         run = self.directory / name
         asked, done = [config, *flags], run / DONE
         with self.locks[run]:
-            if not done.exists() or json.loads(done.read_text()) != asked:
+            if read(done) != asked:
                 train = str(ROOT / "train.py"), *self.arguments(config, data)
                 self.call(run, *train, "--workdir", str(run), *flags)
                 done.write_text(json.dumps(asked))
@@ -77,16 +75,11 @@ class Runs:
 
     def call(self, run: Path, *command: str) -> None:
         """A command of Python, which adds to RUN.log."""
-        if self.stopped:
-            raise KeyboardInterrupt
         note(f"{run}: {command[2] if command[0] == '-m' else Path(command[0]).name}")
         log = run.with_name(f"{run.name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:
             status = self.wait([sys.executable, *command], output)
-        if status in (130, -signal.SIGINT):
-            self.stopped = True
-            raise KeyboardInterrupt
         if status:
             reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
             raise Failed(run, status, reason)
@@ -97,7 +90,10 @@ class Runs:
         return subprocess.run(command, stdin=subprocess.DEVNULL, **how).returncode
 
     def each(self, call: Callable[[Any], object], cases: Iterable[Any]) -> bool:
-        """Calls all cases, some at a time. A failure ends its case alone; whether none failed."""
+        """Calls all cases, some at a time. A failure ends its case alone; whether none failed.
+
+        After Ctrl-C, which all commands get and which makes them save, no case begins.
+        """
 
         def succeeds(case: Any) -> bool:
             try:
@@ -107,21 +103,11 @@ class Runs:
                 return False
             return True
 
-        with ThreadPoolExecutor(self.jobs) as pool:
-            try:
-                return all(list(pool.map(succeeds, cases)))
-            except KeyboardInterrupt:
-                self.stopped = True
-                raise
-
-
-def finish(work: Callable[[], bool]) -> int:
-    """The exit status of a program that does this work."""
-    try:
-        return int(not work())
-    except KeyboardInterrupt:
-        note("stopped; the same command resumes")
-        return 130
+        pool = ThreadPoolExecutor(self.jobs)
+        try:
+            return all(list(pool.map(succeeds, cases)))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 class Record:
@@ -133,7 +119,7 @@ class Record:
 
     def __init__(self, path: Path, about: dict[str, Any]):
         self.path, self.about, self.lock = path, about, threading.Lock()
-        found = read(path) if path.exists() else about | {"lines": []}
+        found = read(path) or about | {"lines": []}
         if not about.items() <= found.items():
             raise SystemExit(f"error: {path} was not measured with {about}: move it away")
         self.lines: list[dict[str, Any]] = found["lines"]
@@ -168,9 +154,7 @@ def note(line: str) -> None:
 
 def read(file: Path) -> dict[str, Any]:
     """{} where there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return json.loads(file.read_text(encoding="utf-8"))
-    return {}
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def loss(run: Path) -> float:
@@ -188,14 +172,11 @@ def search_rates(rates: Iterable[str], loss: Callable[[str], float]) -> dict[str
     If the best of them is the lowest or highest, its half or double is tried too, until it is
     neither or there are `MOST_RATES`: where each step only does harm, lower is better without end.
     """
-    losses: dict[str, float] = {}
-    new = tuple(rates)
-    while True:
-        losses |= {rate: loss(rate) for rate in new}
-        best = min(losses, key=losses.__getitem__)
-        if not (factor := beyond(losses, best)):
-            return losses
-        new = (f"{float(best) * factor:g}",)
+    losses = {rate: loss(rate) for rate in rates}
+    while factor := beyond(losses, best := min(losses, key=losses.__getitem__)):
+        new = f"{float(best) * factor:g}"
+        losses[new] = loss(new)
+    return losses
 
 
 def beyond(rates: Iterable[str], best: str) -> float | None:

@@ -4,6 +4,8 @@ import importlib
 import json
 import re
 import statistics
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from experiments.atlas import cases, sizes
 from experiments.atlas import tables as atlas
 from experiments.atlas.cases import Case
 from experiments.fit import fit
+from experiments.paper import published
 from experiments.paper import tables as paper
 from experiments.runs import read
 from experiments.uptraining import uptraining
@@ -22,6 +25,7 @@ from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cost import cached_numbers
 
 HERE = Path(__file__).parent
+QUANTITIES = ("parameters", "PRR", "PEoP")
 # Programs that print a table of the results of a JSON, by the beginning of its name.
 PROGRAMS = {
     "core_cpu": "speed.attention",
@@ -91,6 +95,36 @@ def test_paper():
         error = "-" if point.error is None else f"{point.error:.2f}"
         assert f"| {point.y:.2f} | {error} |" in row
         assert f"| {round(1e6 * point.x):,} |" in row
+
+
+def test_what_is_published_is_recomputed_and_rounding_explains_what_differs():
+    rows = [*published.rows()]
+    verdicts = {name: Counter(r.verdict for r in rows if r.quantity == name) for name in QUANTITIES}
+    assert verdicts == {
+        "parameters": {"equal": 20, "differs": 1},
+        "PRR": {"equal": 25, "within": 10},
+        "PEoP": {"equal": 20, "within": 4},
+    }
+    (row,) = (row for row in rows if row.verdict == "differs")
+    assert (row.table, row.name, row.printed, row.shown) == ("encoder", "mha", "28.32", "28.31")
+
+
+def test_intervals_hold_every_score_that_rounds_to_the_printed_one():
+    """By brute force over scores in steps of a hundredth, for one PRR and one PEoP."""
+    rows = {(r.quantity, r.table, r.name): r for r in published.rows()}
+    row = rows["PRR", "GLUE", "mqa"]
+    around = [Fraction(n, 100) for n in range(-5, 6)]
+    found = [100 * (Fraction("81.3") + a) / (Fraction("81.9") + b) for a in around for b in around]
+    assert (min(found), max(found)) == (min(row.values), max(row.values))
+    assert row.values[0] == 100 * Fraction("81.3") / Fraction("81.9")
+    row = rows["PEoP", "GLUE", "mhe_add"]
+    spent = Fraction(8_875_008 - 8_847_360, 8_847_360)
+    found = [
+        (Fraction("80.4") + a - Fraction("79.2") - b) / (Fraction("79.2") + b) / spent
+        for a in around
+        for b in around
+    ]
+    assert (min(found), max(found)) == (min(row.values), max(row.values))
 
 
 def test_uptraining():

@@ -41,8 +41,8 @@ class Mutant(NamedTuple):
 # File, function and tests; what stands there; and the bug. `\n` is the end of a line.
 TABLE = r"""
 attention/mask.py: Mask.to_dense: test_mask.py::test_booleans_are_those_of_the_definition
-- (key <= most[:, :, None])
-+ (key <= most[:, :, None] + 1)
+- (key <= last[:, :, None])
++ (key <= last[:, :, None] + 1)
 attention/mask.py: Mask.block: test_mask.py
 - self.key_lengths - first_key
 + self.key_lengths
@@ -52,10 +52,10 @@ attention/cache.py: append: test_attention_cache.py::test_rows_at_places_of_thei
 attention/cache.py: positions: test_rotary.py::test_the_cache_counts_positions
 - module.get_variable("cache", "cache_index")[:, None]
 + 0
-attention/kinds/mhe_mul.py: MHEMulAttention.fold_query: test_kinds.py::test_output_and_gradients
+attention/kinds/mhe.py: MHEMulAttention.fold_query: test_kinds.py::test_output_and_gradients
 - (1 + e_q) * (1 + e_k)
 + (1 + e_q)
-attention/kinds/mhe_add.py: MHEAddAttention.fold_output: test_kinds.py::test_output_and_gradients
+attention/kinds/mhe.py: MHEAddAttention.fold_output: test_kinds.py::test_output_and_gradients
 - heads + weight_sum * e_v[None, None]
 + heads + e_v[None, None]
 attention/kinds/mva.py: MultiValueAttention._over_heads: test_kinds.py::test_output_and_gradients
@@ -92,27 +92,27 @@ attention/engines/shared/hopper_backward.py: _program: test_hopper_backward.py::
 - kept_of(product(of_scores, of_values, nothing), words)
 + product(of_scores, of_values, nothing)
 attention/engines/shared/mosaic.py: visible: test_mosaic.py::test_what_kernels_skip
-- lengths.astype(jnp.int32)[:, None] - 1
-+ lengths.astype(jnp.int32)[:, None]
+- mask.key_lengths.astype(jnp.int32)[:, None] - 1
++ mask.key_lengths.astype(jnp.int32)[:, None]
 attention/cost.py: forward_flops: test_cost.py
 - keys * (scored + weighted)
 + keys * (scored + weighted) // 2
-attention/kinds/mla.py: MultiHeadLatentAttention.nearest: test_conversion_of_latents.py::test_a_kind_that_has_room_takes_another_exactly
-- U.T @ both.key @ heads.value[h, :-1]
-+ U.T @ heads.value[h, :-1]
-model/layers.py: _Layer.residual: test_layers.py::test_equations
-- self.config.norm_position == "pre"
-+ self.config.norm_position == "post"
+attention/nearest/__init__.py: shared_values: test_conversion.py::test_a_kind_that_has_room_takes_another_exactly
+- scores.value_inverse @ (U / scale)
++ U / scale
+model/layers.py: Layer.__call__: test_layers.py::test_equations
+- c.norm_position == "pre"
++ c.norm_position == "post"
 model/embeddings.py: Embeddings.attend: test_vocabulary.py::test_padding_changes_no_number
 - jnp.where(exists[None, None], logits, -jnp.inf)
 + jnp.where(exists[None, None], logits, 0.0)
 model/decoder.py: EncoderDecoder.__call__: test_packed.py::test_packed_is_unpacked
 - seen = seen & Mask.segments(target_segments, source_segments)
 + seen = seen
-shapeshifter/kronecker.py: materialize: test_kronecker.py::test_both_ways_are_the_dense_product
+shapeshifter/__init__.py: materialize: test_kronecker.py::test_both_ways_are_the_dense_product
 - "kab,kce->acbe"
 + "kab,kce->caeb"
-hashformers/hashes.py: MD.buckets: test_hashing.py::test_md_vectors
+hashformers/__init__.py: MD.buckets: test_hashing.py::test_md_vectors
 - (halves[:, 0] << 64) + halves[:, 1]
 + (halves[:, 1] << 64) + halves[:, 0]
 tasks/sums.py: label_sums: test_objective.py::test_label_sums
@@ -151,13 +151,13 @@ tasks/metrics.py: translation_scores: test_metrics.py::test_a_translation_that_i
 evaluation/decoding.py: beam_search.body: test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force
 - cache = reorder_beams(cache, parents, batch_axis)
 + pass
-evaluation/decoding.py: length_penalties: test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force
+evaluation/decoding.py: beam_search: test_decoding.py::test_a_beam_that_loses_nothing_equals_brute_force
 - ((5.0 + np.arange(max_length + 1)) / 6.0)
 + ((6.0 + np.arange(max_length + 1)) / 6.0)
 evaluation/generation.py: filter_logits: test_generation.py::test_of_equal_probabilities_the_lower_ids_stay
 - (before < top_p)
 + (before <= top_p)
-attention/nearest/heads.py: Heads.widened: test_huggingface.py::test_out_and_in_is_the_same_function
+attention/nearest/__init__.py: Heads.widened: test_huggingface.py::test_out_and_in_is_the_same_function
 - (width / self.query.shape[-1]) ** 0.5
 + 1.0
 interchange/huggingface/llama.py: write: test_huggingface.py::test_out_and_in_is_the_same_function

@@ -12,21 +12,20 @@ import pytest
 
 from mhe_jax import interchange
 from mhe_jax.cli import arguments as command_line
-from mhe_jax.cli import commands, evaluate
+from mhe_jax.cli import commands, runs
 from mhe_jax.config import (
     Comparison,
     Config,
     ConversionConfig,
     DataConfig,
     EvaluationConfig,
-    InputError,
     KroneckerConfig,
 )
-from mhe_jax.config.fields import names_of, save_json, set_field, value_of
+from mhe_jax.config.fields import leaves, save_json, set_field, to_dict, value_of
 from mhe_jax.config.loading import load_config
 from mhe_jax.interchange import uptraining
 from mhe_jax.report import report
-from mhe_jax.training import distributed, from_run, loop
+from mhe_jax.training import from_run
 
 ROOT = Path(__file__).parents[1]
 CONFIG_FILE = '''"""Übt auf a.txt."""
@@ -55,29 +54,22 @@ def run_directory(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("arguments", "values"),
-    [
-        ("", {}),
-        (
-            "--task translation --data.train a b",
-            {"task": "translation", "data.train": ("a", "b")},
-        ),
-        (
-            "--optimizer.clip_norm None --optimizer.learning_rate=2e-3 --model.scan_layers True",
-            {
-                "optimizer.clip_norm": None,
-                "optimizer.learning_rate": 0.002,
-                "model.scan_layers": True,
-            },
-        ),
-        ("--mesh.data -1 --train.num-steps 7", {"mesh.data": -1, "train.num_steps": 7}),
-        (
-            "--model.attention_by_role.decoder.kind mqa",
-            {"model.attention_by_role.decoder.kind": "mqa"},
-        ),
-    ],
-)
+OVERRIDES = {
+    "": {},
+    "--task translation --data.train a b": {"task": "translation", "data.train": ("a", "b")},
+    "--optimizer.clip_norm None --optimizer.learning_rate=2e-3": {
+        "optimizer.clip_norm": None,
+        "optimizer.learning_rate": 0.002,
+    },
+    "--mesh.data -1 --train.num-steps 7": {"mesh.data": -1, "train.num_steps": 7},
+    "--model.attention_by_role.decoder.kind mqa --model.scan_layers True": {
+        "model.attention_by_role.decoder.kind": "mqa",
+        "model.scan_layers": True,
+    },
+}
+
+
+@pytest.mark.parametrize(("arguments", "values"), OVERRIDES.items())
 def test_an_override_changes_its_field_only(config_file, arguments, values):
     config = load_config(config_file)
     for name, value in values.items():
@@ -124,21 +116,20 @@ def test_a_run_that_starts_from_another_has_its_shape(config_file, run_directory
 
 
 def test_evaluation_arguments(run_directory):
-    run = str(run_directory)
-    asked = EvaluationConfig(beam_size=3)
-    assert evaluate.parse(run, []) == (run_directory, asked, None)
-    found = evaluate.parse(run, ["--translate", "--length_penalty", "1"])[1:]
+    run, asked = str(run_directory), EvaluationConfig(beam_size=3)
+    assert runs.parse_evaluation(run, []) == (asked, None)
+    found = runs.parse_evaluation(run, ["--translate", "--length_penalty", "1"])
     assert found == (dataclasses.replace(asked, length_penalty=1.0), "translate")
-    found = evaluate.parse(run, ["--split", "validation"])[1:]
+    found = runs.parse_evaluation(run, ["--split", "validation"])
     assert found == (dataclasses.replace(asked, split="validation"), None)
 
 
 BOTH = (Path("runs/a"), Path("runs/b"))
 WANTED = ConversionConfig(kind="gqa", num_kv_heads=2, rows=0)
 CALLS = {
-    "compare a b/c --out o --choose x y --lengths 8": [
+    "compare a b/c --out o --choose x y": [
         ["a", "b/c"],
-        Comparison(out="o", choose=("x", "y"), lengths=(8,)),
+        Comparison(out="o", choose=("x", "y")),
     ],
     "factorize runs/a runs/b --attention 8 --mlp=16": [
         *BOTH,
@@ -168,21 +159,6 @@ def test_what_a_command_gets(monkeypatch, capfdbinary, line):
     assert json.loads(capfdbinary.readouterr().out) == {"errors": {}}
 
 
-def test_which_files_must_be_there_before_jax_starts(config_file, run_directory, monkeypatch):
-    monkeypatch.setattr(loop, "train", lambda config, **_: {"task": config.task})
-    monkeypatch.setattr(distributed, "joined", lambda _: contextlib.nullcontext(True))
-    options = ["--data.directory", str(run_directory), "--workdir", str(run_directory)]
-    options += ["--data.validation", "b.txt", "--data.tokenizer", "c.model"]
-    for name, field in (("a.txt", "train"), ("b.txt", "validation"), ("c.model", "tokenizer")):
-        with pytest.raises(InputError, match=rf"{name}: no such file \(data.{field}\)"):
-            commands.train([config_file], options)
-        # Of several processes the others would wait for the one that ends.
-        assert commands.train([config_file], [*options, "--distributed", "auto"])
-        # A run goes on with its own tokenizer.
-        (run_directory / {"c.model": "tokenizer.model"}.get(name, name)).touch()
-    assert commands.train([config_file], options) == {"task": "lm"}
-
-
 # Help
 
 
@@ -190,7 +166,7 @@ def test_help_has_every_field_with_its_comment_and_the_configs_default(config_fi
     with contextlib.suppress(SystemExit):
         commands.main(["train", config_file, "--help"])
     text = capfdbinary.readouterr().out.decode()
-    for name in names_of(Config):
+    for name in leaves(to_dict(Config())):
         assert f"--{name} " in text
     for comment in ("runs/full", "Updates in all.", "Number of query heads H.", "Übt auf a.txt."):
         assert comment in text
@@ -207,10 +183,9 @@ def start(*command):
 
 
 def test_commands_run_by_name():
-    status, out, err = start("-m", "mhe_jax", "paper")
-    assert (status, err) == (0, "")
-    json.loads(out.splitlines()[-1])
-    assert start("eval.py", "paper") == (status, out, err)
-    status, out, err = start("-m", "mhe_jax", "tran")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert re.match("error: .*tran.*train", err)
+    demo = (ROOT / "configs" / "demo.py").read_text(encoding="utf-8")
+    assert start("-m", "mhe_jax", "configs", "show", "demo") == (0, demo, "")
+    for command in (["-m", "mhe_jax", "tran"], ["eval.py", "compare"]):
+        status, out, err = start(*command)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert re.match(f"error: .*({command[-1]}|train)", err)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax.cli.process import keep_programs
-
 # Who started the tests may have SIGHUP ignored, as nohup does.
 ENDING = """
 import signal, sys
@@ -98,8 +96,8 @@ def test_an_interrupt_while_a_module_loads_is_no_error_of_the_module(tmp_path):
 def test_a_signal_leaves_no_draft(tmp_path, number):
     done = run_program(
         "import os, pathlib\n"
-        "    from mhe_jax.config.files import publish_directory\n"
-        f"    with publish_directory(pathlib.Path({str(tmp_path / 'out')!r})) as draft:\n"
+        "    from mhe_jax.config.files import publish\n"
+        f"    with publish(pathlib.Path({str(tmp_path / 'out')!r}), is_directory=True) as draft:\n"
         "        (draft / 'weights').write_text('half')\n"
         f"        os.kill(os.getpid(), {int(number)})\n"
         "        print('went on')"
@@ -131,38 +129,32 @@ def test_entry_point_is_quiet_when_the_reader_leaves():
     assert done.returncode == 141
 
 
-CACHE = {
-    "JAX_COMPILATION_CACHE_DIR": "{}/programs",
-    "JAX_COMPILATION_CACHE_MAX_SIZE": "1073741824",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
+PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+UNSET = (PROGRAMS, "JAX_COMPILATION_CACHE_MAX_SIZE")
 
 
-@pytest.mark.parametrize("given", [{}, {"JAX_COMPILATION_CACHE_DIR": "mine"}])
-@pytest.mark.parametrize("writable", [True, False])
-def test_programs_are_kept_in_our_cache_or_where_jax_is_told(
-    monkeypatch, tmp_path, given, writable
-):
-    monkeypatch.delitem(sys.modules, "jax")
-    for name in CACHE:
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    if not writable:
-        (tmp_path / "programs").touch()
-    for name, value in ({"MHE_JAX_CACHE": str(tmp_path)} | given).items():
-        monkeypatch.setenv(name, value)
-    keep_programs()
-    ours = {name: value.format(tmp_path) for name, value in CACHE.items()}
-    assert {name: os.environ[name] for name in CACHE if name in os.environ} == (
-        given or (ours if writable else {})
-    )
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, "cache/programs 1073741824"),
+        ({PROGRAMS: "mine"}, "mine None"),  # and nothing that is there is deleted
+        ({"MHE_JAX_CACHE": "file"}, "None None"),
+    ],
+)
+def test_programs_are_kept_in_our_cache_or_where_jax_is_told(monkeypatch, tmp_path, given, kept):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    body = "import os; place, size = map(os.environ.get, {}); "
+    body += "print(place and os.path.relpath(place), size)"
+    done = run_program(body.format(UNSET), unset=UNSET, **{"MHE_JAX_CACHE": "cache", **given})
+    assert (done.stdout, done.stderr) == (f"{kept}\n", "")
 
 
 def test_the_second_start_finds_what_the_first_has_compiled(tmp_path):
     body = "import jax; jax.jit(lambda x: jax.numpy.sin(x) @ x)(jax.numpy.ones(7))"
     for written in (True, False):
         before = {path.name for path in (tmp_path / "programs").glob("*-cache")}
-        done = run_program(body, unset=CACHE, MHE_JAX_CACHE=str(tmp_path))
+        done = run_program(body, unset=UNSET, MHE_JAX_CACHE=str(tmp_path))
         assert (done.returncode, done.stderr) == (0, "")
         after = {path.name for path in (tmp_path / "programs").glob("*-cache")}
         assert (after > before) == written

@@ -7,12 +7,12 @@ import jax
 import pytest
 from test_config import message
 
+from experiments.paper.published import TRANSLATION
 from mhe_jax.cli import commands
 from mhe_jax.config import Config, KroneckerConfig
 from mhe_jax.config.loading import about_config, load_config, shipped_configs
 from mhe_jax.config.rules import check, check_devices
 from mhe_jax.model import count_parameters
-from mhe_jax.report.paper import TRANSLATION
 from mhe_jax.tasks import TASKS, resolve
 
 CONFIGS = sorted(Path(__file__).parent.parent.joinpath("configs").glob("*.py"))
@@ -95,13 +95,7 @@ def test_a_name_means_the_shipped_file(monkeypatch, tmp_path):
     assert load_config("multi30k:small") == load_config(f"{file}:small")
     assert load_config("multi30k") != load_config("multi30k:small")
     assert about_config("multi30k:small")[0].startswith("Multi30k")
-
-
-def test_a_wrong_name_suggests_the_right_one(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    text = message(load_config, "multi3k")
-    assert "multi3k; did you mean multi30k?" in text
-    assert "zzz" in message(load_config, "zzz")
+    assert "multi30k" in message(load_config, "multi3k")
 
 
 def test_configs_are_listed_and_shown(capsysbinary):

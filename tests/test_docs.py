@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from test_configs import CONFIGS, EACH, load
 
-from mhe_jax.cli import commands, evaluate, sweep, transform
+from mhe_jax.cli import commands, runs, sweep
 from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
 from mhe_jax.config import Comparison, Config, ConversionConfig, InputError, KroneckerConfig
 from mhe_jax.config.fields import load_json, save_json
@@ -34,7 +34,7 @@ FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader", "RUN": "r
 # Commands that make a run of another, and what they take.
 MAKING = {
     "factorize": KroneckerConfig,
-    "export": transform.ExportArguments,
+    "export": runs.ExportArguments,
     "convert": ConversionConfig,
 }
 
@@ -105,13 +105,13 @@ def understand(command: str, arguments: list[str]) -> None:
     if command == "make":
         assert arguments[0] in TARGETS
         return
-    if command == "eval" and arguments[0] in ("compare", "paper"):
+    if command == "eval" and arguments[0] == "compare":
         command, *arguments = arguments
     if "--help" in arguments:
         return
     places, options = commands.split(command, arguments)
-    if command == "train" and sweep.is_sweep(options):
-        for run, _ in sweep.parse(arguments).runs.values():
+    if command == "train" and {"--sweep", "--seeds"} & {*options}:
+        for run, _ in sweep.parse(arguments).runs:
             leave(run)
     elif command == "train":
         target, rest = parse_target(options)
@@ -129,7 +129,7 @@ def understand(command: str, arguments: list[str]) -> None:
         assert all(Path(path).exists() for path in mine)
         parse_fields(Comparison(), options, command)
     elif command == "eval":
-        evaluate.parse(places[0], take_flags(options)[1])
+        runs.parse_evaluation(places[0], take_flags(options)[1])
 
 
 @pytest.fixture(scope="module")

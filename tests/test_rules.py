@@ -45,6 +45,8 @@ LM | a.kind=mhe_add a.form=folded | a.normalize_qk=True | a.form
 LM | a.kind=mva a.form=shared a.normalize_qk=True | a.form=folded
 LM | model.positions=sinusoidal model.features=520 | model.features=505
 ROTARY | model.rotary_base=5e5 | model.positions=learned | model.rotary_base
+LM | | model.rotary_pairs=interleaved
+LM | | model.rotary_scaling=2.0
 ROTARY | model.features=32 | model.features=24 | a.num_heads
 ROTARY | a.kind=gta a.num_kv_heads=4 a.qkv_features=32 | a.qkv_features=48 | a.num_heads
 ROTARY | a.kind=mva a.score_features=14 | a.score_features=13
@@ -87,6 +89,8 @@ LM | data.train=("a","b") data.train_weights=(1.0,2.0) | data.train_weights=(1.0
 LM | data.train=("a","b") data.train_weights=(1.0,2.0) | data.train_weights=(1.0,0.0)
 PAIRS | data.train=("a.tsv.xz",) | data.test=("a","b","c")
 PAIRS | data.train=("a.en","a.de","b.tsv") data.train_weights=(1.0,2.0) | data.train_weights=(1.0,)
+PAIRS | data.train=("x","y") data.train_weights=(1.0,2.0) | data.train=("a.en","a.de") \
+ | data.train_weights
 PAIRS | data.train=("tfds:x/de-en:train",) | train.eval_batches=9
 LM | train.eval_batches=9 | data.dataset=cola
 LABELS | | data.train_weights=(1.0,)
@@ -103,6 +107,7 @@ LM | evaluation.checkpoint="500" | evaluation.checkpoint="-5"
 LM | evaluation.stride=128 | evaluation.stride=129
 LM | evaluation.stride=128 | task=mlm | evaluation.stride
 LABELS | evaluation.spelling_noise=0.1 | data.dataset=wic | evaluation.spelling_noise
+LABELS | evaluation.spelling_noise=0.1 | data.dataset=wsc | evaluation.spelling_noise
 LM | | evaluation.spelling_noise=0.1
 LM | evaluation.temperature=1.0 evaluation.top_k=3 | evaluation.temperature=0.0 | evaluation.top_k
 LAST | evaluation.average_checkpoints=3 | evaluation.average_checkpoints=4
@@ -117,6 +122,7 @@ LM | data.batch_size=16 | data.batch_size=12
 PAIRS | data.row_multiple=16 | data.row_multiple=12
 LM | optimizer.accumulate_steps=4 | optimizer.accumulate_steps=8 | data.batch_size
 LM | mesh.data=1 mesh.fsdp=8 | model.features=12
+LM | mesh.data=1 mesh.fsdp=8 | data.batch_size=12
 TENSOR | | a.num_heads=4
 TENSOR | | by.decoder.num_heads=4
 TENSOR | model.vocabulary_size=100 model.vocabulary_multiple=8 | model.vocabulary_size=96 \

@@ -127,26 +127,15 @@ def chosen(losses: Mapping[str, float]) -> str:
 def measure(work: Atlas, stage: Stage) -> bool:
     """All runs of a stage, the controls' fresh seeds before those of the best others.
 
-    A case whose first rates are not all there, as one was killed, goes no further.
-
     Returns whether every one of them is done, or has failed by itself.
     """
-    each, missing = work.at.each, set()
+    each = work.at.each
     found: dict[Case, tuple[str, float]] = {}
-
-    def first(one: tuple[Case, str]) -> None:
-        try:
-            work.line(*one, SEARCH_SEED)
-        except Failed:
-            missing.add(one[0])
-            raise
 
     def search(case: Case) -> None:
         found[case] = work.search(case)
 
-    # The first rates of all cases together: none waits for another.
-    done = each(first, [(case, rate) for case in stage.cases for rate in RATES[work.task]])
-    done &= each(search, [case for case in stage.cases if case not in missing])
+    done = each(search, stage.cases)
     ranked = [case for case in found if math.isfinite(found[case][1])]
     ranked.sort(key=lambda case: (found[case][1], stage.cases.index(case)))
     controls = [case for case in ranked if case.name in CONTROLS]
@@ -162,7 +151,7 @@ def main() -> int:
     parser.add_argument("--steps", type=positive, help="of each run, else the config's")
     args = parser.parse_args()
     work = Atlas(Runs(args), args.task, args.steps)
-    return runs.finish(lambda: all([measure(work, stage) for stage in stages(args.task)]))
+    return int(not all([measure(work, stage) for stage in stages(args.task)]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Which batches of which models fit which TPUs, compiled without one.
 
     python experiments/fit/fit.py --out fit
-    python experiments/fit/fit.py --out fit --topology v6e:16x16 --kinds mha mhe_add
     python experiments/fit/fit.py --out fit --shapes bert-base --kinds mha --attention_dropout 0
 
 The largest batch that fits, of every kind. Shapes are those of configs/bert_base.py and
@@ -24,7 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from experiments import command_line, models, reports
 from mhe_jax.analysis import ahead
-from mhe_jax.analysis.topology import describe_devices
+from mhe_jax.analysis.ahead import describe_devices
 from mhe_jax.attention import KINDS
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import set_field
@@ -92,12 +91,12 @@ def config_of(shape: str, kind: str, attention_dropout: float, num_devices: int)
 
 def tables(found: list[dict]) -> Iterator[str]:
     """One for each topology and compiler."""
-    about = ("topology", "jax", "libtpu")
-    for those in sorted({tuple(f[name] for name in about) for f in found}):
-        own = [f for f in found if tuple(f[name] for name in about) == those]
-        topology, jax, libtpu = those
-        yield f"{topology}, largest batch that fits, by jax {jax} and libtpu {libtpu}:"
-        yield reports.table(COLUMNS, sorted(own, key=in_order))
+    apart: dict[str, list[dict]] = {}
+    for f in sorted(found, key=in_order):
+        by = f"{f['topology']}, largest batch that fits, by jax {f['jax']} and libtpu {f['libtpu']}"
+        apart.setdefault(by, []).append(f)
+    for by, own in sorted(apart.items()):
+        yield f"{by}:\n\n{reports.table(COLUMNS, own)}"
 
 
 def in_order(found: dict) -> tuple[int, int, float]:

@@ -67,10 +67,3 @@ def test_every_cell_once(compiled, tmp_path, capsys):
     assert fit.main(arguments) == 0
     assert len(compiled) == before
     assert capsys.readouterr().out == text
-
-
-def test_a_wrong_flag_is_one_line(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        fit.main(["--kind", "no"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1

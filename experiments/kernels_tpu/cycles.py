@@ -1,9 +1,7 @@
 """Cycles of attention cores on a TPU that need not be there, with gradients, by their schedules.
 
     python experiments/kernels_tpu/cycles.py
-    python experiments/kernels_tpu/cycles.py --topology v6e:2x2 --heads 8 --head_features 128
     python experiments/kernels_tpu/cycles.py --causal
-    python experiments/kernels_tpu/cycles.py --tune "mha tokamax"
 
 `mhe_add`, with one score matrix for all heads (form `shared`), against MHA by the better of two
 splash attentions: JAX's, as our engine `splash` calls it, and tokamax's, which has exponentials to
@@ -12,7 +10,7 @@ JAX's. One device, bfloat16, no dropout; queries, keys, values and output lie as
 modules have them, [B, T, H, D]. Kernels count by their final schedule, where a bundle of
 instructions is a cycle if no memory is late: what each block takes, and what starts and ends a row
 of blocks as often as it runs. All else counts with all of its bundles. Both splash attentions have
-the best of some sizes of blocks; `--tune` compares more of them, for one case.
+the best of some sizes of blocks.
 
 Needs libtpu: `pip install -e '.[tpu]' -c constraints.txt`; for the rows of tokamax also Python 3.12
 and `pip install tokamax -c constraints.txt`.
@@ -44,14 +42,9 @@ PEERS = ("mha splash", "mha tokamax")
 CASES = (*PEERS, "sha splash", "mhe_add shared")
 TOKAMAX = importlib.util.find_spec("tokamax") is not None
 NOT_INSTALLED = "not installed: needs Python 3.12 and tokamax"
-# Queries and keys of a block; keys of a product, or with us of a block of the forward kernel.
-SIZES = (
-    *((512, 512, 512), (512, 1024, 512), (512, 2048, 512), (1024, 1024, 512), (1024, 1024, 1024)),
-    *((1024, 2048, 512), (1024, 2048, 1024), (2048, 1024, 1024), (512, 2048, 1024)),
-    *((512, 4096, 1024), (1024, 4096, 1024)),
-)
-# Those that took the peers the fewest cycles, by topology, length and `--tune`: a row has the best.
-# Tokamax leaves out what a causal mask hides of a block on the diagonal where blocks are squares.
+# Queries and keys of a block, and keys of a product: those that took the peers the fewest cycles of
+# eleven, by topology and length; a row has the best. Tokamax leaves out what a causal mask hides of
+# a block on the diagonal where blocks are squares.
 BEST = ((1024, 2048, 1024), (512, 4096, 1024), (1024, 4096, 1024))
 CAUSAL = ((512, 512, 512), (1024, 1024, 1024))
 
@@ -64,7 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heads", type=command_line.positive, default=12)
     parser.add_argument("--head_features", type=command_line.positive, default=64)
     parser.add_argument("--causal", action="store_true", help="all cases with a causal mask")
-    parser.add_argument("--tune", choices=CASES, help="sizes of blocks of this case")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     # One program in a process of its own: libtpu is told once where its schedules go.
     parser.add_argument("--compile", nargs="+", metavar="CASE", help="for its own use")
@@ -75,14 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     results = []
     for length in args.lengths:
-        for case in [args.tune] if args.tune else CASES:
-            sizes = SIZES if args.tune else CAUSAL if args.causal else BEST
-            sizes = [size for size in sizes if size[1] <= length] or [(length,) * 3]
-            if case == "mhe_add shared" and not args.tune:
-                sizes = [()]
+        fit = [size for size in (CAUSAL if args.causal else BEST) if size[1] <= length]
+        for case in CASES:
+            sizes = [()] if case == "mhe_add shared" else fit or [(length,) * 3]
             rows = [measure(args, case, length, size) for size in sizes]
-            few = min(rows, key=lambda row: row["cycles"] or np.inf)
-            results += rows if args.tune else [few]
+            results.append(min(rows, key=lambda row: row["cycles"] or np.inf))
     for r in results:
         own = [x for x in results if x["length"] == r["length"] and x["cycles"]]
         best = min((x["cycles"] for x in own if x["case"] in PEERS), default=None)
@@ -158,8 +147,9 @@ def blocks_of(args, case: str, length: int, blocks: tuple[int, ...]) -> tuple[tu
     H, D = args.heads, args.head_features
     if case == "mhe_add shared":
         value = jax.ShapeDtypeStruct((args.batch, length, 1, D), jnp.bfloat16)
+        key, bias = (jax.ShapeDtypeStruct((args.batch, length, n), jnp.bfloat16) for n in (D, H))
         static, mask = tpu.Static(1.0, 1.0, None), Mask.causal() if args.causal else Mask()
-        sizes = tpu._sizes(static, length, length, D, H, value, mask, blocks or None, False)
+        sizes = tpu.sizes_of(mask, blocks or None, False, static, key, key, value, bias)
         blocks = sizes.block_queries, sizes.block_keys, sizes.forward_keys
         return blocks, args.batch * sizes.groups
     return blocks, args.batch * (1 if case == "sha splash" else H)
@@ -200,9 +190,9 @@ def compile_case(args, device, case: str, blocks: tuple[int, ...]) -> None:
     ]
     # The way out for heads that differ too much for the kernels compiles for minutes, and does not
     # count.
-    by_heads = tpu.head_by_head
-    by_heads.forward = lambda _, q, k, v, b, seen: jnp.zeros((*q.shape[:2], b.shape[2], D))
-    by_heads.gradient = lambda _, *given: tuple(map(jnp.zeros_like, given[:4]))
+    way_out = tpu.shared
+    way_out.head_by_head = lambda _, q, k, v, b, seen: jnp.zeros((*q.shape[:2], b.shape[2], D))
+    way_out.head_by_head_gradient = lambda _, *given: tuple(map(jnp.zeros_like, given[:4]))
     # Arrays lie as is best for each program: what comes before and after a core can be laid out so.
     free = Format(Layout.AUTO, whole)
     # Kernels of tokamax ask the mesh for which device they are.

@@ -77,12 +77,3 @@ def test_cycles_of_a_kernel():
     assert kernel._replace(blocks=(1000,)).cycles(blocks) == 180 + 400 + 12_000
     assert kernel._replace(blocks=(1000, 2000)).cycles(blocks) == 180 + 400 + 17_000
     assert kernel._replace(steps=None).cycles(blocks) == 120 + 400
-
-
-def test_a_topology_that_there_is_not_is_one_line(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cycles.main(["--topology", "v5e"])
-    assert stopped.value.code == 2
-    captured = capsys.readouterr().err
-    assert "takes a kind of device and its layout" in captured
-    assert captured.count("\n") == 1

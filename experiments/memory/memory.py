@@ -2,7 +2,6 @@
 
     python experiments/memory/memory.py                                       # the device at hand
     python experiments/memory/memory.py --topology v5e:2x2 --dtype bfloat16   # a chip
-    python experiments/memory/memory.py --lengths 512 2048 --causal --out memory.json
 
 Bytes of temporaries and outputs as the compiler lays them out, without inputs and parameters, of
 one example; nothing is run. `of mha` is the share of what `mha` needs at the same T, in per cent.
@@ -17,13 +16,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments import command_line, reports, timing
-from mhe_jax.analysis.ahead import layer_memory
-from mhe_jax.attention import make_attention, recording
+from mhe_jax.attention import Mask, make_attention, recording
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
 RUNS = {"forward": False, "with gradients": True}
@@ -55,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     for run in RUNS:
         print(f"\n### {run}\n")
         print(table(results, run, args.lengths))
-    reports.finish(args.out, about, results, left_out)
+    print("", *left_out.lines(), sep="\n")
+    reports.save(args.out, {"header": about, "results": results, "left_out": left_out.reasons})
     return 0
 
 
@@ -89,6 +90,32 @@ def measure(args, mesh: Mesh | None, left_out: timing.LeftOut) -> list[dict[str,
         base = mha.get((row["length"], row["run"]))
         row["of_mha"] = base and row["memory_bytes"] / base
     return results
+
+
+def layer_memory(module, shape, dtype: str, *, causal: bool, gradients: bool, mesh: Mesh | None):
+    """Bytes that self-attention needs on x of `shape` [B, T, M], beside x and the parameters.
+
+    Of `module(x)`, or with `gradients` of its output and the gradients of x and all parameters.
+    `mesh` is of one device, such as a TPU that is not here; without one it is the first there is.
+    """
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    params = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), x))
+    if mesh is not None:
+        whole = NamedSharding(mesh, PartitionSpec())
+        params, x = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), (params, x)
+        )
+    mask = Mask.causal() if causal else Mask()
+
+    def apply(params, x) -> Any:
+        return module.apply(params, x, mask=mask)
+
+    def with_gradients(params, x):
+        output, pull = jax.vjp(apply, params, x)
+        return output, pull(jnp.ones_like(output))
+
+    compiled = jax.jit(with_gradients if gradients else apply).lower(params, x).compile()
+    return timing.memory_of(compiled)
 
 
 def table(results: list[dict], run: str, lengths: list[int]) -> str:

@@ -47,10 +47,10 @@ FLAGS = """
 # train.py in a process that kills itself: KILL is the step, what to wait for, and how long after.
 DRIVER = """
 import json, os, runpy, sys, threading, time
-from mhe_jax.training import tracking
+from mhe_jax.training.meter import Meter
 
 step, saving, delay = json.loads(os.environ["KILL"])
-advance = tracking.Tracker.advance
+flush = Meter.flush
 
 def kill(workdir):
     end = time.monotonic() + 5
@@ -59,12 +59,13 @@ def kill(workdir):
     time.sleep(delay)
     os.kill(os.getpid(), 9)
 
-def advance_and_kill(self, done):
-    advance(self, done)
+def flush_and_kill(self):
+    done = self._pending and self._pending[0]
+    flush(self)
     if done == step:
-        threading.Thread(target=kill, args=(self.workdir,)).start()
+        threading.Thread(target=kill, args=(self.tracker.workdir,)).start()
 
-tracking.Tracker.advance = advance_and_kill
+Meter.flush = flush_and_kill
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
 """

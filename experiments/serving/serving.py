@@ -19,7 +19,6 @@ once to warm up (and to compile) and then all sentences when it is its turn, onc
 import itertools
 import multiprocessing
 import os
-import random
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from experiments import command_line, reports, timing
 from mhe_jax.config import InputError
 
 OURS = "mhe_jax float32"
-translate: Callable[[list[str]], list[str]]  # of the process of a `Worker`
+translate: Callable[[list[str]], list[str]]  # of a process of `pools`
 CASES = (OURS, "CTranslate2 float32", "CTranslate2 int8")
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "case": lambda row: row["case"],
@@ -75,14 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     about = reports.header(__file__, "float32", arguments)
     about["versions"]["ctranslate2"] = reports.version_of("ctranslate2")
     kinds = ", ".join(f"{kind} ({role})" for role, kind in config.kinds.items())
-    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
-    print(
-        f"{kinds}; {results[0]['sentences']} sentences, beam {args.beam}, {args.threads} threads, "
-        f"batches of {args.batch_size}, {args.rounds} rounds\n"
-    )
-    print(reports.table(COLUMNS, results))
-    reports.save(args.out, {"header": about, "kinds": config.kinds, "results": results})
-    return 0
+    note = f"{kinds}; beam {args.beam}, {args.threads} threads, batches of {args.batch_size}"
+    left_out = timing.LeftOut()
+    return reports.finish(args.out, about, COLUMNS, results, left_out, note, kinds=config.kinds)
 
 
 def measured(args, config, exported: Path) -> list[dict[str, Any]]:
@@ -94,67 +88,49 @@ def measured(args, config, exported: Path) -> list[dict[str, Any]]:
     texts, references = map(list, zip(*pairs, strict=True))
     # OpenMP of CTranslate2 would wait actively beside the others' turns.
     os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_WAIT_POLICY": "passive"}
-    workers = [Worker(case, args, exported, texts, config.model.max_length) for case in CASES]
+    given = {name: getattr(args, name) for name in ("beam", "batch_size", "threads")}
+    given |= {"run": str(args.run), "exported": str(exported), "longest": config.model.max_length}
+    spawn = multiprocessing.get_context("spawn")
+    pools, found, cases = {}, {}, []
     try:
-        order = random.Random(0)
-        for _ in range(args.rounds):
-            for worker in order.sample(workers, len(workers)):
-                worker.translate()
+        for case in CASES:
+            begin = time.perf_counter()
+            pools[case] = ProcessPoolExecutor(1, spawn, start, (given | {"case": case},))
+
+            def call(case=case) -> None:
+                found[case] = pools[case].submit(work, texts).result()
+
+            call()
+            about = {"case": case, "first_s": time.perf_counter() - begin}
+            cases.append(timing.Case(about, call))
+        rows = timing.measure(cases, args.rounds, timing.LeftOut(), calls=1)
     finally:
-        for worker in workers:
-            worker.pool.shutdown()
-    rows, ours = [], workers[0].found
-    for worker in workers:
-        case = timing.Case({"case": worker.case}, lambda: None, memory=worker.memory)
-        summary = timing.summary(case, worker.seconds)
-        scores = translation_scores(worker.found, references, config.evaluation.bleu_tokenizer)
-        rows.append(
-            {
-                **{name: value for name, value in summary.items() if not name.startswith("flops")},
-                "sentences": len(texts),
-                "sentences_per_second": 1e3 * len(texts) / summary["median_ms"],
-                "bleu": scores["bleu"],
-                "same": sum(a == b for a, b in zip(worker.found, ours, strict=True)),
-                "first_s": worker.first,
-            }
-        )
+        for pool in pools.values():
+            pool.shutdown()
+    ours, _ = found[OURS]
     for row in rows:
-        row["speed"] = row["sentences_per_second"] / rows[0]["sentences_per_second"]
+        texts_of_row, row["memory_bytes"] = found[row["case"]]
+        scores = translation_scores(texts_of_row, references, config.evaluation.bleu_tokenizer)
+        row["sentences"], row["bleu"] = len(texts), scores["bleu"]
+        row["sentences_per_second"] = 1e3 * len(texts) / row["median_ms"]
+        row["same"] = sum(a == b for a, b in zip(texts_of_row, ours, strict=True))
+        row["speed"] = rows[0]["median_ms"] / row["median_ms"]
     return sorted(rows, key=lambda row: row["median_ms"])
 
 
-class Worker:
-    """A process that translates all texts each time it is asked."""
-
-    def __init__(self, case: str, args, exported: Path, texts: list[str], longest: int):
-        self.case, self.texts, self.seconds = case, texts, []
-        given = {name: getattr(args, name) for name in ("beam", "batch_size", "threads")}
-        given |= {"case": case, "run": str(args.run), "exported": str(exported), "longest": longest}
-        begin = time.perf_counter()
-        self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, (given,))
-        self.found, self.memory, _ = self.pool.submit(work, texts).result()
-        self.first = time.perf_counter() - begin  # it is warm
-
-    def translate(self) -> None:
-        self.found, self.memory, seconds = self.pool.submit(work, self.texts).result()
-        self.seconds.append(seconds)
-
-
 def start(given: dict[str, Any]) -> None:
-    """In the process of a `Worker`, first."""
+    """In the process of a case, first."""
     global translate
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: given["threads"]])
     translate = ours(given) if given["case"] == OURS else served(given)
 
 
-def work(texts: list[str]) -> tuple[list[str], int, float]:
-    """In the process of a `Worker`: the translations, its most bytes so far, and seconds."""
-    begin = time.perf_counter()
+def work(texts: list[str]) -> tuple[list[str], int]:
+    """In the process of a case: the translations, and its most bytes so far."""
     found = translate(texts)
-    seconds = time.perf_counter() - begin
     # Of this program alone: `ru_maxrss` of a child begins with what its parent had.
     memory = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
-    return found, 1024 * int(memory), seconds
+    return found, 1024 * int(memory)
 
 
 def ours(given: dict[str, Any]) -> Callable[[list[str]], list[str]]:

@@ -1,6 +1,5 @@
 """How fast and how lean attention is: every kind, form and engine, beside the peers there are.
 
-    python experiments/speed/attention.py                                  # T = 512 and 1024
     python experiments/speed/attention.py --lengths 512 1024 --rounds 20 --out cpu.json
     python experiments/speed/attention.py --dtype bfloat16 --tokens 16384 --calls 10 --out gpu.json
 
@@ -36,9 +35,6 @@ from experiments.speed import peers
 from mhe_jax.attention import Mask, engines, make_attention
 from mhe_jax.cli.process import ask_for_huge_pages
 
-# Functions that a kind may call for its core.
-CORES = ("attend", "attend_shared")
-
 
 def parse(arguments: list[str] | None):
     parser = command_line.Parser(__doc__)
@@ -60,28 +56,22 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args = parse(arguments)
-    about = reports.header(__file__, args.dtype, arguments)
     left_out = timing.LeftOut()
     cases = [*timing.peak_cases(args.dtype), timing.empty_case()]
     for length in args.lengths:
         cases += core_cases(args, length, left_out)
     results = timing.measure(cases, args.rounds, left_out, args.calls)
-    peak, results = reports.split_peak(results)
-    (empty,) = (r for r in results if r["case"] == "empty")
-    results.remove(empty)
+    peak, (empty, *results) = reports.split_peak(results)
     reports.beside_peers(results)
-    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
-    print(
+    note = (
         f"{args.tokens} tokens a batch, {args.heads} heads of {args.head_features}"
         f"{', causal' if args.causal else ''}; {args.rounds} rounds of {args.calls or 'enough'} "
         f"call(s); {reports.peak_line(peak)}; "
         f"an empty call takes {reports.milliseconds(empty)} ms"
     )
-    for rows in reports.tables(results):
-        print(f"\n### T = {rows[0]['length']}, {rows[0]['run']}\n")
-        print(reports.table(COLUMNS, rows))
-    reports.finish(args.out, about, results, left_out, peak=peak, empty=empty)
-    return 0
+    about = reports.header(__file__, args.dtype, arguments)
+    more = {"peak": peak, "empty": empty}
+    return reports.finish(args.out, about, COLUMNS, results, left_out, note, **more)
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -144,26 +134,19 @@ def core_cases(args, length: int, left_out: timing.LeftOut) -> list[timing.Case]
 
 def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, float]:
     """How `module` calls its engine: a function of arrays, their shapes, a name for both, FLOPs."""
-    calls = []
+    calls, original = [], engines.attend
 
-    def recorder(name, original):
-        def record(*given, **named):
-            bound = inspect.signature(original).bind(*given, **named)
-            calls.append((name, original, bound.arguments))
-            return original(*given, **named)
-
-        return record
+    def record(*given, **named):
+        calls.append(inspect.signature(original).bind(*given, **named).arguments)
+        return original(*given, **named)
 
     # The library has no hook here, and needs none but for this.
-    originals = {name: getattr(engines, name) for name in CORES}
+    engines.attend = record
     try:
-        for name, original in originals.items():
-            setattr(engines, name, recorder(name, original))
         jax.eval_shape(lambda key, x: module.init(key, x), jax.random.key(0), inputs(args, length))
     finally:
-        for name, original in originals.items():
-            setattr(engines, name, original)
-    ((name, original, given),) = calls
+        engines.attend = original
+    (given,) = calls
     arrays = {k: jax.typeof(v) for k, v in given.items() if isinstance(v, jax.Array)}
     given = {k: v for k, v in given.items() if k not in arrays}
     given["mask"] = Mask.causal() if args.causal else Mask()
@@ -172,7 +155,8 @@ def core_of(module: nn.Module, args, length: int) -> tuple[Callable, list, Any, 
         return original(**dict(zip(arrays, values, strict=True)), **given)[0]
 
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays.values()]
-    same = name, given["engine"], tuple((s.shape, s.dtype) for s in shapes)
+    form = given["form"] if given["form"] in engines.OF_FORMS else ""
+    same = form, given["engine"], tuple((s.shape, s.dtype) for s in shapes)
     flops = peers.core_flops({k: a.shape for k, a in arrays.items()}, args.causal)
     return core, shapes, same, flops
 

@@ -2,8 +2,6 @@
 
     python experiments/speed/decode.py --dtype bfloat16 --batch 64 1024 --out gpu.json
     python experiments/speed/decode.py --kinds mha mhe_add mhe_mul --beams 1 --rounds 3
-    python experiments/speed/decode.py --layers 2 --features 64 --heads 4 --mlp_features 128 \\
-        --vocabulary 1000 --length 16 --batch 4 --rounds 2
 
 The transformer of configs/wmt14.py with random parameters and sources, greedy (one beam) and
 by beam search, on one device; a kind takes the form it chooses by itself, or each of --forms. Every
@@ -42,44 +40,31 @@ def parse(arguments: list[str] | None):
     parser = command_line.Parser(__doc__, forms=["auto"])
     parser.add_argument("--beams", type=command_line.positive, nargs="+", default=[1, 4])
     parser.add_argument(
-        "--length", type=command_line.positive, default=64, help="tokens of an output"
+        "--length", type=command_line.positive, default=64, help="of sources and outputs"
     )
-    parser.add_argument("--source_length", type=command_line.positive, help="else --length")
     parser.add_argument("--batch", type=command_line.positive, nargs="+", default=[1, 16])
     models.add_flags(parser)
     args = parser.parse_args(arguments)
-    args.source_length = args.source_length or args.length
-    longest = max(args.length, args.source_length)
-    return args, models.experiment(parser, args, "translation", longest)
+    return args, models.experiment(parser, args, "translation", args.length)
 
 
 def main(arguments: list[str] | None = None) -> int:
     args, config = parse(arguments)
     about = reports.header(__file__, args.dtype, arguments)
-    print(*reports.header_lines(about), sep="\n\n", end="\n\n")
-    reports.finish(args.out, about, *measured(args, config))
-    return 0
+    note = f"{models.shape_line(config)}; {args.length} source tokens to as many"
+    return reports.finish(args.out, about, COLUMNS, *measured(args, config), note)
 
 
 def measured(args, config: Config) -> tuple[list[dict], timing.LeftOut]:
-    """Measures and prints; the rows, and what was left out."""
-    left_out = timing.LeftOut()
+    """The rows, and what was left out."""
+    results, left_out = [], timing.LeftOut()
     heads = config.model.attention.num_heads
     decoders = {
         name: Decoding(name, models.with_attention(config, fields), args)
         for name, fields in command_line.variants(args.kinds, args.forms, heads).items()
     }
-    print(
-        f"{models.shape_line(config)}; {args.source_length} source tokens to {args.length}; "
-        f"{args.rounds} rounds"
-    )
-    results = []
     for beams, batch in itertools.product(args.beams, args.batch):
-        results += (found := at_batch(decoders, batch, beams, args, left_out))
-        if found:
-            print(f"\n### {found[0]['search']}, {batch} rows\n")
-            rows = sorted(found, key=lambda r: r["median_ms"])
-            print(reports.table(COLUMNS, rows), flush=True)
+        results += at_batch(decoders, batch, beams, args, left_out)
     return results, left_out
 
 
@@ -120,7 +105,7 @@ class Decoding:
         args, model = self.args, self.model
         generator = np.random.default_rng(0)
         vocabulary = self.config.model.vocabulary_size
-        shape = (batch, args.source_length)
+        shape = (batch, args.length)
         sources = jax.device_put(generator.integers(NUM_SPECIAL, vocabulary, shape, np.int32))
         if self.params is None:
             init = jax.jit(lambda key: model.init(key, sources[:1], sources[:1])["params"])

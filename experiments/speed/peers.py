@@ -69,10 +69,6 @@ def peer_cases(about, args, length, function, heads_first=False) -> list[timing.
     return jax_cases(about, function, qkv, peer_flops(args, length))
 
 
-def causal_array(length: int) -> jax.Array:
-    return jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-
-
 def needs(backend: str) -> None:
     if jax.default_backend() != backend:
         raise ValueError(f"needs a {backend.upper()}")
@@ -82,7 +78,7 @@ def plain_xla(about, args, length):
     def attend(q, k, v):
         logits = jnp.einsum("bhtd,bhsd->bhts", q * args.head_features**-0.5, k)
         if args.causal:
-            logits = jnp.where(causal_array(length)[None, None], logits, -jnp.inf)
+            logits = jnp.where(jnp.tri(length, dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits.astype(jnp.float32)).astype(q.dtype)
         return jnp.einsum("bhts,bhsd->bhtd", weights, v)
 
@@ -108,9 +104,8 @@ def torch_sdpa(backend, about, args, length):
     )
 
     B, T, H, D = peer_shape(args, length)
-    make = functools.partial(
-        torch.randn, B, H, T, D, dtype=getattr(torch, args.dtype), device=device
-    )
+    how = {"dtype": getattr(torch, args.dtype), "device": device}
+    make = functools.partial(torch.randn, B, H, T, D, **how)
     qkv, cotangent = [make(requires_grad=True) for _ in range(3)], make()
 
     def sdpa(*qkv):

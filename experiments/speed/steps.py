@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,9 +17,9 @@ from mhe_jax.data.examples import num_predictions
 from mhe_jax.model import count_parameters, layers
 from mhe_jax.tasks import TASKS
 from mhe_jax.training import sharding
-from mhe_jax.training.optimizer import make_optimizer, make_schedule
-from mhe_jax.training.state import make_initializer
-from mhe_jax.training.step import make_train_step
+from mhe_jax.training.optimizer import make_optimizer
+from mhe_jax.training.state import initializer_of
+from mhe_jax.training.step import train_step_of
 
 FLAX = "flax MultiHeadDotProductAttention"
 # Held while a model is traced: see `flax_layers`.
@@ -33,19 +34,12 @@ def our_step(
     layers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> list[timing.Case]:
     """The step of `train.py`, over one random batch, traced inside `layers()`."""
-    length = config.data.sequence_length
     with TRACING, layers():
         model, optimizer = TASKS[config.task].model(config.model), make_optimizer(config)
         mesh = sharding.make_mesh(config, jax.devices()[:1])
-        init = TASKS[config.task].initializer(model, length)
-        initialize, abstract = make_initializer(init, optimizer, mesh, ema=False)
-        step = make_train_step(
-            TASKS[config.task].sums(model, config.optimizer.label_smoothing),
-            optimizer,
-            mesh,
-            jax.tree.map(lambda leaf: leaf.sharding, abstract),
-            schedule=make_schedule(config.optimizer, config.train.num_steps),
-        )
+        initialize, abstract = initializer_of(config, model, optimizer, mesh)
+        of_state = sharding.shardings_of(abstract)
+        step: Any = train_step_of(config, model, optimizer, mesh, of_state)
         batch = sharding.global_batch(random_batch(config, rows), mesh)
         lowered, state = step.lower(abstract, batch), initialize(jax.random.key(0))
         flops = TASKS[config.task].step_flops(config, rows)
@@ -88,9 +82,6 @@ def random_batch(config: Config, rows: int) -> dict[str, np.ndarray]:
     return {**batch, "weights": np.ones(batch["labels"].shape, np.float32)}
 
 
-# The peers.
-
-
 class FlaxAttention(nn.MultiHeadDotProductAttention):
     """Flax's attention called as the layers call ours."""
 
@@ -127,10 +118,6 @@ def flax_layers() -> Iterator[None]:
         yield
     finally:
         layers.make_attention = original
-
-
-def flax_step(config: Config, rows: int) -> list[timing.Case]:
-    return our_step(FLAX, config, rows, peer=True, layers=flax_layers)
 
 
 def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> list[timing.Case]:
@@ -173,14 +160,9 @@ def hugging_face_step(name: str, config: Config, rows: int, compiled: bool) -> l
 
         jax.block_until_ready(call())
         most = pytorch.memory(torch, call)
-    parameters = {
-        "total": sum(p.numel() for p in model.parameters()),
-        "attention": sum(
-            p.numel()
-            for path, p in model.named_parameters()
-            if ".attention." in path and "LayerNorm" not in path
-        ),
-    }
+    sizes = {path: p.numel() for path, p in model.named_parameters()}
+    own = [n for path, n in sizes.items() if ".attention." in path and "LayerNorm" not in path]
+    parameters = {"total": sum(sizes.values()), "attention": sum(own)}
     about = about_step(name, config, rows, parameters, peer=True)
     with TRACING:
         flops = TASKS[config.task].step_flops(config, rows)

@@ -2,8 +2,6 @@
 
     python experiments/speed/train_step.py --dtype bfloat16 --batch 32 --out gpu.json
     python experiments/speed/train_step.py --tasks mlm --batch 4 --rounds 5 --kinds mha mhe_add
-    python experiments/speed/train_step.py --layers 2 --features 64 --heads 4 --mlp_features 128 \\
-        --vocabulary 1000 --length 64 --rounds 3
 
     mlm           the encoder of configs/bert_base.py
     translation   the transformer of configs/wmt14.py
@@ -52,27 +50,19 @@ def parse(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     args, configs = parse(arguments)
-    about = reports.header(__file__, args.dtype, arguments)
-    left_out = timing.LeftOut()
-    print(*reports.header_lines(about), sep="\n\n")
-    peaks, results = {}, []
+    left_out, peaks, results, notes = timing.LeftOut(), {}, [], [FORMULA]
     for task, config in configs.items():
         cases = timing.peak_cases(args.dtype) + timing.made(programs(config, args), left_out)
         peaks[task], found = reports.split_peak(timing.measure(cases, args.rounds, left_out))
         cases.clear()
-        reports.beside_peers(found)
         for row in found:
             row["tokens_per_second"] = 1e3 * row["tokens"] / row["median_ms"]
         results += found
-        print(
-            f"\n### {task}, T = {config.data.sequence_length}\n\n"
-            f"{models.shape_line(config)}; {args.batch} rows, {args.rounds} rounds; "
-            f"{reports.peak_line(peaks[task])}\n"
-        )
-        print(reports.table(COLUMNS, sorted(found, key=lambda r: r["median_ms"])))
-    print("", FORMULA, sep="\n")
-    reports.finish(args.out, about, results, left_out, peak=peaks)
-    return 0
+        shape = f"T = {config.data.sequence_length}; {models.shape_line(config)}; {args.batch} rows"
+        notes.append(f"{task}: {shape}, {args.rounds} rounds; {reports.peak_line(peaks[task])}")
+    reports.beside_peers(results)
+    about = reports.header(__file__, args.dtype, arguments)
+    return reports.finish(args.out, about, COLUMNS, results, left_out, *notes, peak=peaks)
 
 
 COLUMNS: dict[str, Callable[[dict], str]] = {
@@ -96,7 +86,8 @@ def programs(config: Config, args) -> dict[str, Callable[[], list[timing.Case]]]
         ours = models.with_attention(config, fields)
         made[name] = functools.partial(steps.our_step, name, ours, args.batch)
     mha = models.with_attention(config, {"kind": "mha"})
-    made[steps.FLAX] = functools.partial(steps.flax_step, mha, args.batch)
+    with_flax = {"peer": True, "layers": steps.flax_layers}
+    made[steps.FLAX] = functools.partial(steps.our_step, steps.FLAX, mha, args.batch, **with_flax)
     for compiled in (False, True) if config.task == "mlm" else ():
         name = f"Hugging Face BERT, SDPA{', compiled' if compiled else ''}"
         made[name] = functools.partial(steps.hugging_face_step, name, mha, args.batch, compiled)

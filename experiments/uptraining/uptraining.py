@@ -1,9 +1,7 @@
 """From a trained MHA to fewer parameters: scores at once, and after a part of the steps.
 
     python experiments/uptraining/uptraining.py translation
-    python experiments/uptraining/uptraining.py lm
-    python experiments/uptraining/uptraining.py translation --steps 40 --seeds 1    # a trial
-    python experiments/uptraining/uptraining.py --table experiments/uptraining/records/lm.json
+    python experiments/uptraining/uptraining.py lm --steps 40 --seeds 1    # a trial
 
 Three `mha` runs are trained, each is converted to six other attentions (`python -m mhe_jax
 convert`), and the new run is scored on the test set at once and after 5, 10 and 25 % of the steps
@@ -12,7 +10,7 @@ control: `mha` itself, continued for as long. Each kind has, for each number of 
 rate with the lowest validation loss of seed 0: of three, and of halves or doubles of them while the
 lowest or the highest is best, six at most.
 
-A run that is done is not repeated, one that was interrupted goes on. WORKDIR/uptraining/TASK.json
+WORKDIR/uptraining/TASK.json
 gets every number as soon as a kind has all seeds of a number of steps; with it alone, and without
 the runs, what it has is not repeated either. The table goes to standard output, with the scores of
 whole runs from the records where there are any.
@@ -183,23 +181,16 @@ def _mean(scores: list[float]) -> str:
 
 def main() -> int:
     parser = runs.parser(__doc__)
-    parser.add_argument("task", nargs="?", choices=SOURCES)
+    parser.add_argument("task", choices=SOURCES)
     positive: Callable[[str], int] = command_line.positive
     parser.add_argument("--steps", type=positive, help="of the mha runs, else the config's")
     parser.add_argument("--seeds", type=positive, default=3, help="of each case")
-    parser.add_argument("--table", type=Path, metavar="RECORD", help="that of a record alone")
     args = parser.parse_args()
-    if args.table:
-        found = read(args.table)
-        print(table(found["lines"], SOURCES[found["task"]].score))
-        return 0
-    if not args.task:
-        parser.error(f"takes a task: {', '.join(SOURCES)}")
     at = Runs(args)
     work = Uptraining(at, args.task, args.steps, args.seeds)
-    status = runs.finish(lambda: at.each(work.kind, NAMES))
+    done = at.each(work.kind, NAMES)
     print(table(work.record.lines, work.source.score))
-    return status
+    return int(not done)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,33 @@
-"""The text of a compiled program: its computations, its loops, its compiler's estimate of cycles.
+"""The text of a compiled program: its loops, its estimated cycles, and what devices send.
 
-A program (`compiled.as_text()`) is a list of computations. A `while` runs its body as often as its
-trip count says, a `conditional` one of its branches, a call or a fusion what it calls.
+A collective counts once for each time that it runs. Its bytes are those that one device hands in,
+or for an all-gather those that it gets. A TPU also has collectives in disguise, which count as what
+they amount to: a fusion `all-reduce-scatter`, where each device keeps a part of the all-reduce; and
+loops around a matrix product that pass its parts from device to device (`windowed_dot_general`).
+Sums over several slices are scattered and gathered within each slice; the parts that travel between
+slices are a kind of their own.
 """
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+BETWEEN_SLICES = "between-slices"
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES += (BETWEEN_SLICES,)
+# A part of a computation's name, and what the collective in it amounts to.
+DISGUISES = (
+    ("all-reduce-scatter", "reduce-scatter"),
+    ("windowed_dot_general_body_ag", "all-gather"),
+    ("windowed_dot_general_body_rs", "reduce-scatter"),
+)
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
+_INSTRUCTION = re.compile(
+    r"\s+(?:ROOT )?%?(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)"
+    r"\((?P<arguments>.*?)\)(?P<attributes>(, \w+=.*)?)$"
+)
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -24,9 +41,12 @@ class Instruction(NamedTuple):
     name: str
     shape: str
     opcode: str
-    operands: tuple[str, ...]
     arguments: str  # the operands as they stand: a constant has its value there
     attributes: str
+
+    @property
+    def operands(self) -> list[str]:
+        return _NAME.findall(self.arguments)
 
     def called(self, role: str) -> str | None:
         """The computation that the attribute `role` names."""
@@ -39,25 +59,18 @@ class Program:
 
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
-        self.entry, self._has_cycles = "", bool(_CYCLES.search(text))
-        # Loops whose trip count neither the compiler nor the condition gives: counted once.
-        self.unknown_loops: set[str] = set()
+        self.entry = ""
         current: dict[str, Instruction] = {}
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = self.computations.setdefault(header[2], {})
                 self.entry = header[2] if header[1] else self.entry
             elif found := _INSTRUCTION.match(line):
-                current[found[1]] = _instruction(found[1], found[2])
+                current[found["name"]] = Instruction(**found.groupdict())
 
     def cycles(self) -> int | None:
         """The compiler's estimate for one call, if any; of kernels and collectives it has none."""
-
-        def estimated(instruction: Instruction) -> int:
-            found = _CYCLES.search(instruction.attributes)
-            return int(found[1]) if found else 0
-
-        return self.total(estimated) if self._has_cycles else None
+        return self.total(lambda i: int((_CYCLES.search(i.attributes) or ("", 0))[1])) or None
 
     def total(self, cost: Callable[[Instruction], int]) -> int:
         """The `cost` of all instructions, each as often as it runs; of branches the cheapest."""
@@ -80,59 +93,44 @@ class Program:
         return of(self.entry)
 
     def trips(self, loop: Instruction) -> int:
-        """How often a `while` runs its body: as the compiler says, else by `i < n` and `i += s`."""
+        """How often a `while` runs its body: as the compiler says, else by `i < n` and `i += s`.
+
+        1 where neither tells.
+        """
         if known := _TRIPS.search(loop.attributes):
             return int(known[1])
         condition = self.computations[loop.called("condition") or ""]
         body = self.computations[loop.called("body") or ""]
-        carried = self._carried(loop)
+        outside = next(c for c in self.computations.values() if c.get(loop.name) is loop)
+        before = _numbers(outside, outside[loop.operands[0]], {})
+        after = _numbers(body, list(body.values())[-1], before)
         for test in condition.values():
-            if test.opcode != "compare" or "direction=LT" not in test.attributes:
-                continue
-            index, limit = test.operands
-            place = _source(condition, index).called("index")
-            start, stop = carried.get(place or ""), _number(condition, limit, carried)
-            step = self._step(body, place, carried)
-            if stop is not None and start is not None and step:
-                return max(0, -(-(stop - start) // step))
-        self.unknown_loops.add(loop.name)
+            if test.opcode == "compare" and "direction=LT" in test.attributes:
+                start, stop = (_number(condition, name, before) for name in test.operands)
+                then = _number(condition, test.operands[0], after)
+                if start is not None and stop is not None and then is not None and then > start:
+                    return max(0, -(-(stop - start) // (then - start)))
         return 1
 
-    def _carried(self, loop: Instruction) -> dict[str, int]:
-        """The constants in the tuple that a loop starts with, by place."""
-        for own in self.computations.values():
-            if own.get(loop.name) is loop and own[loop.operands[0]].opcode == "tuple":
-                first = own[loop.operands[0]].operands
-                found = {str(i): _number(own, name, {}) for i, name in enumerate(first)}
-                return {i: value for i, value in found.items() if value is not None}
-        return {}
 
-    def _step(self, body: dict[str, Instruction], place: str | None, carried) -> int | None:
-        """The step of the carried number at `place` in one run of the body."""
-        root = list(body.values())[-1]
-        if place is None or root.opcode != "tuple":
-            return None
-        after = _source(body, root.operands[int(place)])
-        if after.opcode != "add":
-            return None
-        terms = [name for name in after.operands if _source(body, name).called("index") != place]
-        return _number(body, terms[0], carried) if len(terms) == 1 else None
+def _numbers(own: dict[str, Instruction], carried: Instruction, before: dict) -> dict:
+    """{place: whole number} of what a loop carries along, None where it is not known."""
+    names = carried.operands if carried.opcode == "tuple" else ()
+    return {str(place): _number(own, name, before) for place, name in enumerate(names)}
 
 
-def _number(own: dict[str, Instruction], name: str, carried: dict[str, int]) -> int | None:
-    """The whole number named `name`: a constant, or one that a loop carries along."""
-    i = _source(own, name)
-    if i.opcode == "get-tuple-element":
-        return carried.get(i.called("index") or "")
-    return int(i.arguments) if i.opcode == "constant" and i.arguments.isdecimal() else None
-
-
-def _source(own: dict[str, Instruction], name: str) -> Instruction:
-    """The instruction behind copies of `name`."""
+def _number(own: dict[str, Instruction], name: str, carried: dict) -> int | None:
+    """The whole number named `name`: of constants and of what a loop carries along."""
     i = own[name]
-    while i.opcode in ("bitcast", "copy", "copy-start", "copy-done"):
-        i = own[i.operands[0]]
-    return i
+    if i.opcode == "constant":
+        return int(i.arguments) if i.arguments.isdecimal() else None
+    if i.opcode == "get-tuple-element" and own[i.operands[0]].opcode == "parameter":
+        return carried.get(i.called("index"))
+    if i.opcode not in ("add", "bitcast", "copy", "copy-start", "copy-done"):
+        return None
+    terms = [_number(own, term, carried) for term in i.operands]
+    known = [term for term in terms if term is not None]
+    return sum(known) if len(known) == len(terms) else None
 
 
 def branches(conditional: Instruction) -> list[str]:
@@ -144,35 +142,68 @@ def branches(conditional: Instruction) -> list[str]:
 
 
 def array_bytes(shape: str) -> list[int]:
-    """Bytes of each array in a shape, without the padding of its layout.
-
-    >>> array_bytes("(f32[2,3]{1,0:T(8,128)}, bf16[5]{0}, pred[])")
-    [24, 10, 1]
-    """
+    """Bytes of each array in a shape as `(f32[2,3]{1,0}, bf16[5])`, without padding: [24, 10]."""
     sizes = []
     for name, bits, dimensions in _ARRAY.findall(shape):
-        count = 1
-        for size in filter(None, dimensions.split(",")):
-            count *= int(size)
+        count = math.prod(int(size) for size in dimensions.split(",") if size)
         sizes.append(count if name == "pred" else -(-count * int(bits) // 8))
     return sizes
 
 
-def _instruction(name: str, rest: str) -> Instruction:
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    shape, rest = rest[:end], rest[end:].lstrip()
-    opening = rest.find("(")
-    closing = _closing(rest, opening)
-    arguments = rest[opening + 1 : closing]
-    operands = tuple(_NAME.findall(arguments))
-    return Instruction(name, shape, rest[:opening], operands, arguments, rest[closing + 1 :])
+def collectives_of(program: Program) -> dict[str, dict[str, int]]:
+    """The collectives of one call, by kind: how many run (`count`), their `bytes`, and the bytes of
+    the `largest` array of one. A conditional counts as its branch with most bytes.
+    """
+    sent = [*_sent(program, program.entry)]
+    found = {}
+    for kind in COLLECTIVES:
+        if own := [(times, arrays) for times, of, arrays in sent if of == kind]:
+            found[kind] = {
+                "count": sum(times for times, _ in own),
+                "bytes": sum(times * sum(arrays) for times, arrays in own),
+                "largest": max(max(arrays, default=0) for _, arrays in own),
+            }
+    return found
 
 
-def _closing(text: str, opening: int) -> int:
-    """Where the bracket that opens at `opening` closes."""
-    depth = 0
-    for match in re.finditer(r"[()]", text[opening:]):
-        depth += 1 if match[0] == "(" else -1
-        if depth == 0:
-            return opening + match.start()
-    return len(text)
+def _sent(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, str, list[int]]]:
+    """How often each collective of a computation, and of what it runs, runs; its kind and arrays.
+
+    The computation itself runs so many `times`.
+    """
+    channels = set()
+    for own, i in _with_fused(program, name):
+        kind = i.opcode.removesuffix("-start")
+        if kind == "send" and "xla_megascale_runtime" in i.attributes:
+            kind = BETWEEN_SLICES
+        if kind in COLLECTIVES:
+            # A collective that is cut up and fused with other work stands in several places.
+            channel = kind, i.called("channel_id")
+            if channel[1] is None or channel not in channels:
+                channels.add(channel)
+                meant = (k for part, k in DISGUISES if part in own)
+                yield times, next(meant, kind), _arrays(program, own, i)
+        elif kind == "while":
+            yield from _sent(program, i.called("body") or "", times * program.trips(i))
+        elif kind == "conditional":
+            each = ([*_sent(program, branch, times)] for branch in branches(i))
+            yield from max(each, key=lambda sent: sum(n * sum(arrays) for n, _, arrays in sent))
+        elif kind == "call":
+            yield from _sent(program, i.called("to_apply") or "", times)
+
+
+def _with_fused(program: Program, name: str) -> Iterator[tuple[str, Instruction]]:
+    """The instructions of a computation and of its fusions, each with its computation's name."""
+    for i in program.computations[name].values():
+        yield name, i
+        if i.opcode in ("fusion", "async-start"):
+            yield from _with_fused(program, i.called("calls") or "")
+
+
+def _arrays(program: Program, name: str, i: Instruction) -> list[int]:
+    own = program.computations[name]
+    if i.opcode == "all-gather":
+        return array_bytes(i.shape)
+    if i.opcode == "all-gather-start":  # what is handed in, what is got, and more
+        return array_bytes(i.shape)[len(i.operands) : 2 * len(i.operands)]
+    return [size for operand in i.operands for size in array_bytes(own[operand].shape)]

@@ -11,15 +11,17 @@
 (32, 8)
 """
 
-import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from mhe_jax.attention.conversion import Activations, convert
 from mhe_jax.attention.engines import choices, recording
-from mhe_jax.attention.kinds import KINDS
+from mhe_jax.attention.kinds import KINDS, make_attention
 from mhe_jax.attention.mask import Mask
 from mhe_jax.attention.module import Attention
 from mhe_jax.attention.rotary import Rotary
-from mhe_jax.config.fields import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from mhe_jax.attention.models import convert_model
 
 __all__ = [
     "KINDS",
@@ -29,33 +31,19 @@ __all__ = [
     "Rotary",
     "choices",
     "convert",
+    "convert_model",
     "make_attention",
     "recording",
 ]
 
 
-def __getattr__(name: str) -> type[Attention]:
-    """The class of a kind, such as `MultiValueAttention`."""
+def __getattr__(name: str) -> Any:
+    """`convert_model`, which needs NNX; or the class of a kind, such as `MultiValueAttention`."""
+    if name == "convert_model":
+        from mhe_jax.attention.models import convert_model
+
+        return convert_model
     for module in KINDS.values():
         if module.__name__ == name:
             return module
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def make_attention(kind: str, **fields) -> Attention:
-    """The module of `kind`, with `fields` as in `flax.linen.MultiHeadDotProductAttention`.
-
-    Raises:
-      ValueError: an unknown kind, or a field that the kind does not have.
-    """
-    if kind not in KINDS:
-        near = did_you_mean(nearest(str(kind), list(KINDS)))
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(KINDS)}{near}")
-    allowed = {f.name for f in dataclasses.fields(KINDS[kind]) if f.init}
-    for field in fields:
-        if field not in allowed:
-            owners = [k for k, m in KINDS.items() if field in m.__dataclass_fields__]
-            whose = f"it belongs to {', '.join(owners)}" if owners else "no module has it"
-            near = did_you_mean(() if owners else nearest(field, sorted(allowed)))
-            raise ValueError(f"{kind} has no field {field!r}; {whose}{near}")
-    return KINDS[kind](**fields)

@@ -34,15 +34,9 @@ def positions(module: nn.Module, tokens: int) -> jax.Array:
 
 
 def fill(module: nn.Module, entries: KeyValues) -> None:
-    """Write all of `entries` once, to be read by every later call.
-
-    Raises:
-      ValueError: a call has already begun the cache, as one of self-attention.
-    """
+    """Write all of `entries` once, to be read by every later call."""
     if _is_begun(module):
-        raise ValueError(
-            "fill_cache: takes an empty cache, and a call without fill_cache has begun this one"
-        )
+        raise ValueError("fill_cache: takes an empty cache, and a call has begun this one")
     for name, array in entries.items():
         module.variable("cache", f"cached_{name}", jnp.zeros_like, array).value = array
 
@@ -56,14 +50,9 @@ def read(module: nn.Module) -> KeyValues:
 def extend(
     module: nn.Module, entries: KeyValues, mask: Mask, queries: int
 ) -> tuple[KeyValues, Mask, jax.Array | None]:
-    """Append the entries of a self-attention call, or make a cache of their length if there is
-    none.
+    """Append the entries of a self-attention call, or make a cache of their length.
 
-    Returns all that the cache holds, `mask` for keys that begin at the start of the row, and which
-    rows ran past the end [B]; a call that only makes the cache attends to its own tokens.
-
-    Raises:
-      ValueError: entries that are not those of `queries` tokens; as `append`.
+    Returns all that the cache holds, `mask` for it, and which rows ran past the end [B].
     """
     B, keys = next(iter(entries.values())).shape[:2]
     if not _is_begun(module):
@@ -72,10 +61,8 @@ def extend(
         module.variable("cache", "cache_index", jnp.zeros, (B,), jnp.int32)
         return entries, mask, None
     if keys != queries:
-        raise ValueError(
-            f"decode=True: {queries} queries and {keys} keys, and self-attention takes as many: "
-            "fill the cache of cross-attention by fill_cache"
-        )
+        needs = "as in cross-attention, need a cache filled by fill_cache"
+        raise ValueError(f"decode=True: {queries} queries and {keys} keys, {needs}")
     offset = module.get_variable("cache", "cache_index")
     merged = {name: append(module, name, array, offset) for name, array in entries.items()}
     length = next(iter(merged.values())).shape[1]
@@ -88,7 +75,6 @@ def extend(
     for name, array in merged.items():
         module.put_variable("cache", f"cached_{name}", array)
     if mask.is_causal and mask.offset is None:
-        # Replaced by a causal mask whose positions count from the start of the row.
         mask = dataclasses.replace(mask, is_causal=False)
     if mask.window is not None and mask.window_offset is None:
         mask = dataclasses.replace(mask, window_offset=offset)
@@ -100,11 +86,7 @@ def extend(
 def append(module: nn.Module, name: str, array: jax.Array, index: jax.Array) -> jax.Array:
     """One array of the cache with T new tokens after each row's last, at `index` [B].
 
-    A token past the end is not written.
-
-    Raises:
-      ValueError: T alone is too long, the array does not fit the cache, or it lies on a mesh with
-        Explicit axes.
+    A token past the end is not written. On a mesh with Explicit axes it raises ValueError.
     """
     cached, tokens = module.get_variable("cache", f"cached_{name}"), array.shape[1]
     if AxisType.Explicit in jax.typeof(array).sharding.mesh.axis_types:
@@ -113,10 +95,7 @@ def append(module: nn.Module, name: str, array: jax.Array, index: jax.Array) -> 
             "jax.make_mesh(..., axis_types=(jax.sharding.AxisType.Auto,) * number_of_axes)"
         )
     if array.shape[0] != cached.shape[0] or array.shape[2:] != cached.shape[2:]:
-        raise ValueError(
-            f"cached_{name} has shape {cached.shape}, which the new {array.shape} does not fit in "
-            "batch or width"
-        )
+        raise ValueError(f"cached_{name} is {cached.shape}, which {array.shape} does not fit")
     if tokens > cached.shape[1]:
         raise ValueError(f"{tokens} new tokens do not fit in a cache of {cached.shape[1]}")
     rows = jnp.arange(array.shape[0])[:, None]

@@ -23,7 +23,8 @@ from flax.traverse_util import flatten_dict
 from mhe_jax.attention import KINDS, Attention, Rotary, make_attention
 from mhe_jax.attention.projection import Projection
 
-HEADINGS = ("kind", "parameters", "of mha", "cached a token", "of mha", "forward MFLOPs a token")
+HEADINGS = "parameters", "of mha", "cached a token", "of mha", "forward MFLOPs a token"
+LINE = "{:40} {:>14} {:>6} {:>14} {:>6} {:>22}"
 ROWS = """\
 kinds, with fields of their modules after commas; without, all kinds, those with key and value heads
 of their own number with a quarter of the heads"""
@@ -31,6 +32,7 @@ KEYS = "keys that a token attends to (1024); for a causal model, half of a row's
 TURNED = "with rotary positions: mla then has rotary features, mhe_add a score matrix a head"
 # Of a module whose numbers are counted: they do not depend on these.
 PLAIN = {"engine": "auto", "dropout_rate": 0.0, "decode": True, "normalize_qk": False}
+PLAIN["projection"] = Projection
 
 
 def parameters(module: Attention, features: int) -> int:
@@ -79,9 +81,8 @@ def forward_flops(module: Attention, features: int, keys: int) -> int:
 
 def _shapes(module: Attention, features: int) -> dict[str, Any]:
     """Parameters and cache of one token, as shapes."""
-    plain = {**PLAIN, "projection": Projection}
     own = {field.name for field in dataclasses.fields(module)}
-    module = module.clone(**{name: value for name, value in plain.items() if name in own})
+    module = module.clone(**{name: value for name, value in PLAIN.items() if name in own})
     x = jax.ShapeDtypeStruct((1, 1, features), jnp.float32)
     with nn.logical_axis_rules(()):
         return jax.eval_shape(module.init, jax.random.key(0), x)
@@ -98,22 +99,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rotary", action="store_true", help=TURNED)
     asked = parser.parse_args(arguments)
     M, H = asked.features, asked.num_heads
-    rotary = Rotary() if asked.rotary else None
-
-    def counts(row: str) -> tuple[int, int, int]:
-        kind, *given = row.split(",")
-        parts = [field.partition("=") for field in given]
-        own = {name: ast.literal_eval(number) for name, _, number in parts}
-        fields = {"num_heads": H, "use_bias": False, "rotary": rotary, **own}
-        module = make_attention(kind, **fields)
-        flops = forward_flops(module, M, asked.keys)
-        return parameters(module, M), cached_numbers(module, M), flops
-
     few = f",num_kv_heads={H // 4 if H % 4 == 0 else 1}"
     every = [
         kind + few * (getattr(module, "num_kv_heads", 1) is None) for kind, module in KINDS.items()
     ]
-    cells: list[tuple[str, ...]] = [HEADINGS]
+
+    def counts(row: str) -> tuple[int, int, int]:
+        kind, *given = row.split(",")
+        fields = {"num_heads": H, "use_bias": False, "rotary": Rotary() if asked.rotary else None}
+        for name, _, number in (field.partition("=") for field in given):
+            fields[name] = ast.literal_eval(number)
+        module = make_attention(kind, **fields)
+        flops = forward_flops(module, M, asked.keys)
+        return parameters(module, M), cached_numbers(module, M), flops
+
+    print(f"one layer: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
+    print(LINE.format("kind", *HEADINGS))
     for row in asked.rows or every:
         try:
             (made, cached, flops), mha = counts(row), counts("mha")
@@ -121,14 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(f"{row}: takes KIND,FIELD=NUMBER,...")
         except (TypeError, ValueError) as error:
             parser.error(f"{row}: {error}")
-        shares = (f"{100 * made / mha[0]:.0f} %", f"{100 * cached / mha[1]:.0f} %")
-        numbers = (f"{made:,}", shares[0], f"{cached:,}", shares[1], f"{flops / 1e6:.2f}")
-        cells.append((row.replace(",", ", "), *numbers))
-    print(f"one layer: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for first, *rest in cells:
-        aligned = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
-        print("  ".join((f"{first:{widths[0]}}", *aligned)))
+        shares = f"{made / mha[0]:.0%}", f"{cached / mha[1]:.0%}"
+        numbers = f"{made:,}", shares[0], f"{cached:,}", shares[1], f"{flops / 1e6:,.2f}"
+        print(LINE.format(row, *numbers))
 
 
 if __name__ == "__main__":

@@ -11,17 +11,9 @@ import numpy as np
 
 from mhe_jax.attention import engines
 
-# An engine computes the softmax, and `projection` makes the projections.
-_REFUSED = (
-    "attention_fn",
-    "qkv_dot_general",
-    "out_dot_general",
-    "qkv_dot_general_cls",
-    "out_dot_general_cls",
-    "qk_attn_weights_einsum_cls",
-    "attn_weights_value_einsum_cls",
-)
-# Fields whose names end so are numbers of something: 1 or more.
+# Endings of fields that are refused: an engine computes the softmax, `projection` the projections.
+_REFUSED = ("attention_fn", "dot_general", "_cls")
+# Endings of fields that are numbers of something: 1 or more.
 _COUNTS = ("_heads", "_features", "_groups", "_branches", "_rank")
 
 
@@ -54,22 +46,17 @@ class FlaxFields(nn.Module):
     attn_weights_value_einsum_cls: Any = None
 
     def __post_init__(self):
-        for field in _REFUSED:
-            if getattr(self, field) is not None:
-                raise ValueError(
-                    f"{type(self).__name__}: {field} is refused: `engine` names what computes the "
-                    "softmax, and `projection` what projects"
-                )
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not field.name.endswith(_COUNTS) or (value is None and field.default is None):
-                continue
-            if not _is_count(value):
-                raise ValueError(f"{field.name}={value!r} must be a whole number of 1 or more")
-        if self.broadcast_dropout not in (True, False, "batch"):
-            raise ValueError(
-                f"broadcast_dropout={self.broadcast_dropout!r} is not one of True, False, 'batch'"
-            )
+            name, value = field.name, getattr(self, field.name)
+            if name.endswith(_REFUSED) and value is not None:
+                why = "`engine` names what computes the softmax, and `projection` what projects"
+                raise ValueError(f"{type(self).__name__}: {name} is refused: {why}")
+            if name.endswith(_COUNTS) and not (value is None and field.default is None):
+                number: Any = 0 if isinstance(value, bool) else value
+                if not hasattr(number, "__index__") or number < 1:
+                    raise ValueError(f"{name}={value!r} must be a whole number of 1 or more")
+        if (given := self.broadcast_dropout) not in (True, False, "batch"):
+            raise ValueError(f"broadcast_dropout={given!r} is not one of True, False, 'batch'")
         if not 0 <= self.dropout_rate < 1:
             raise ValueError(f"dropout_rate={self.dropout_rate} is not in [0, 1)")
         super().__post_init__()
@@ -83,9 +70,8 @@ class FlaxFields(nn.Module):
             width = self.num_heads * nn.meta.unbox(kernel).shape[-2]
         if width % self.num_heads:
             whose = "" if self.qkv_features else ", the width of the inputs,"
-            raise ValueError(
-                f"qkv_features={width}{whose} must be a multiple of num_heads={self.num_heads}"
-            )
+            wanted = f"must be a multiple of num_heads={self.num_heads}"
+            raise ValueError(f"qkv_features={width}{whose} {wanted}")
         return width
 
     def options(self, dropout, sow: bool, batch) -> engines.Options:
@@ -113,10 +99,6 @@ class FlaxFields(nn.Module):
             float32_softmax=self.force_fp32_for_softmax,
             sow=sow_weights if sow else None,
         )
-
-
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= 1
 
 
 def check_shapes(query, key, value) -> None:

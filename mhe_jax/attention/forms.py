@@ -17,9 +17,8 @@ class AttentionInForms(Attention):
       form: 'auto' takes the first of `forms` that neither refuses the call nor is slower for it; a
         form given by name runs or raises. 'auto' takes 'shared' for mva, and for mhe_add from 32
         queries on, unless cuDNN runs 'folded' with no mask, a causal one or lengths of keys and no
-        mesh splits the heads. 'shared' of several queries supports reverse mode only: `jax.jvp`,
-        `jax.jacfwd` and `jax.linearize` of it raise TypeError. `jax.grad` works, and so does every
-        mode on a gradient (`jax.hessian`). 'folded' and 'materialized' support all modes.
+        mesh splits the heads. Of 'shared' with several queries `jax.jvp`, `jax.jacfwd` and
+        `jax.linearize` raise TypeError; `jax.grad` works, and every mode on a gradient.
 
     Raises:
       ValueError: a form that the kind does not have or that refuses the call.
@@ -29,6 +28,8 @@ class AttentionInForms(Attention):
 
     # Calls with fewer queries are slower as 'shared', which makes its columns in each call.
     shared_queries: ClassVar[int] = 1
+    # Whether `normalize_qk` is a norm of the keys of heads, which other forms do not make.
+    norms_heads: ClassVar[bool] = True
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -44,6 +45,8 @@ class AttentionInForms(Attention):
 
     def refusal_of(self, form: str, call: Call) -> str | None:
         """Why `form` cannot compute `call`, or None."""
+        if form != "materialized" and self.normalize_qk and self.norms_heads:
+            return "normalize_qk is not possible: keys are not made; use 'materialized' or 'auto'"
         if form == "shared":
             return engines.shared_refusal(call.dtype, call.mask, call.options)
         return None
@@ -53,13 +56,12 @@ class AttentionInForms(Attention):
         # An engine that only 'shared' has gives its own reason where it cannot do the call.
         if form != "shared" or self.engine not in ("auto", *engines.LADDER):
             return False
-        slower = call.queries < self.shared_queries or self._folds_on_cudnn(call)
-        return slower or call.initializing  # 'shared' takes longest to compile
-
-    def _folds_on_cudnn(self, call: Call) -> bool:
-        """Whether 'folded' runs by cuDNN, which was faster: see experiments/kernels_gpu."""
+        # It takes longest to compile.
+        if call.queries < self.shared_queries or call.initializing:
+            return True
         if self.engine != "auto" or "folded" not in self.forms:
             return False
+        # 'folded' by cuDNN was faster: see experiments/kernels_gpu.
         shape = call.queries, call.head_features
         return engines.cudnn.runs_by_itself(call.dtype, *shape, call.mask, call.options)
 
@@ -72,13 +74,13 @@ class AttentionInForms(Attention):
             if reason := self.refusal_of(self.form, call):
                 raise InputError(f"form={self.form!r} cannot do this call: {reason}")
             return self.form
-        for form in self.forms:
+        for form in self.forms[:-1]:
             own = engines.OF_FORMS.get(form)
             elsewhere = own is not None and self.engine not in ("auto", *own)
             passed = elsewhere or self.is_slower(form, call)
             if not passed and self.refusal_of(form, call) is None:
                 return form
-        raise InputError(f"no form of {self.kind} can do this call")
+        return self.forms[-1]
 
 
 class AttentionInGroups(AttentionInForms):
@@ -105,7 +107,7 @@ class AttentionOverCache(AttentionInForms):
     """Attention with a form, the first of `forms`, that makes no keys and values of heads.
 
     That form takes more operations for each pair of query and key, and none for a key alone, so
-    'auto' takes it for few queries over a cache. Without a cache there are as many queries as keys.
+    'auto' takes it for few queries over a cache.
 
     Raises:
       ValueError: that form with `normalize_qk`, whose LayerNorm is over the keys of heads.
@@ -114,19 +116,11 @@ class AttentionOverCache(AttentionInForms):
     def core_of(self, form: str, head_features: int) -> tuple[int, int, int]:
         """Multiply-adds for a query's scores of a key, for its sums over the value, and to make the
         key's heads."""
-        raise TypeError(f"{type(self).__name__} does not say what its forms cost")
+        raise NotImplementedError
 
     def core(self, head_features: int) -> tuple[int, int, int]:
         scored, weighted, _ = self.core_of(self.form_of_one, head_features)
         return scored, weighted, 0
-
-    def refusal_of(self, form: str, call: Call) -> str | None:
-        if form != "materialized" and self.normalize_qk:
-            return (
-                "normalize_qk is not possible, for it is a norm of the keys of heads, which are "
-                "not made; use 'materialized' or 'auto'"
-            )
-        return super().refusal_of(form, call)
 
     def is_slower(self, form: str, call: Call) -> bool:
         if form == "materialized":

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import flax.struct
 import jax
@@ -23,8 +25,7 @@ class Mask:
     - `segment_ids`, a pair of [B, T] and [B, S]: query and key carry the same number.
     - `allowed`: anything that broadcasts to [B, H, T, S].
 
-    `&` combines two masks. The parts stay apart, so that an engine may skip blocks that no query
-    sees and refuse a part that it cannot honour.
+    `&` combines two masks. The parts stay apart, so that an engine may skip blocks.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -46,33 +47,25 @@ class Mask:
 
     @classmethod
     def causal(cls, offset: jax.Array | int | None = None) -> "Mask":
-        """A query sees the keys up to its own position.
-
-        `offset` is the position of the first query: [B], or one number for all examples.
-        """
+        """A query sees the keys up to its own position; the first one's is `offset`, [B] or one."""
         return cls(is_causal=True, offset=_per_example(offset))
 
     @classmethod
     def local(cls, left: int, right: int = 0, offset: jax.Array | int | None = None) -> "Mask":
         """A query sees its own position, `left` keys before it and `right` after it.
 
-        `offset` is the position of the first query: [B], or one number for all examples. A cache
-        sets that of a window without one.
+        `offset` is the position of the first query, [B] or one number; a cache sets it.
 
         Raises:
           ValueError: `left` or `right` is not a whole number of at least 0.
         """
-        for name, size in (("left", left), ("right", right)):
-            if not isinstance(size, int) or size < 0:
-                raise ValueError(f"mask: {name}={size!r} of a window must be a whole number >= 0")
+        if not all(isinstance(size, int) and size >= 0 for size in (left, right)):
+            raise ValueError(f"mask: a window of {left!r} and {right!r}: takes whole numbers >= 0")
         return cls(window=(left, right), window_offset=_per_example(offset))
 
     @classmethod
     def lengths(cls, key_lengths: jax.Array | int) -> "Mask":
-        """Only the first `key_lengths` keys: [B], or one number for all examples.
-
-        Less general than `padding`, so that engines may skip the keys after them.
-        """
+        """Only the first `key_lengths` keys, [B] or one number; engines may skip the others."""
         return cls(key_lengths=_per_example(key_lengths))
 
     @classmethod
@@ -95,23 +88,22 @@ class Mask:
     def __and__(self, other: "Mask | jax.Array") -> "Mask":
         if not isinstance(other, Mask):
             other = Mask.array(other)
-        offsets = [mask.offset for mask in (self, other) if mask.is_causal]
-        offset = None
-        if any(o is not None for o in offsets):
-            offset = functools.reduce(
-                jnp.minimum, (jnp.zeros(1, int) if o is None else o for o in offsets)
-            )
-        window, window_offset = _both_windows(self, other)
-        lengths = [m.key_lengths for m in (self, other) if m.key_lengths is not None]
+        offset, causal = None, [mask.offset for mask in (self, other) if mask.is_causal]
+        if any(at is not None for at in causal):
+            offsets = [jnp.zeros(1, int) if at is None else at for at in causal]
+            offset = functools.reduce(jnp.minimum, offsets)
+        window_offset = _both(self.window_offset, other.window_offset)
+        if window_offset is not None and None not in (self.window, other.window):
+            raise ValueError("mask: of two windows together, neither may have an offset")
         allowed = _both(_of_rank_4(self.allowed), _of_rank_4(other.allowed))
         if self.segment_ids is not None and other.segment_ids is not None:
             allowed = _both(allowed, _same(*other.segment_ids))
         return Mask(
-            is_causal=self.is_causal or other.is_causal,
+            is_causal=bool(causal),
             offset=offset,
-            window=window,
+            window=_both(self.window, other.window, lambda a, b: tuple(map(min, a, b))),
             window_offset=window_offset,
-            key_lengths=functools.reduce(jnp.minimum, lengths) if lengths else None,
+            key_lengths=_both(self.key_lengths, other.key_lengths, jnp.minimum),
             key_valid=_both(self.key_valid, other.key_valid),
             segment_ids=other.segment_ids if self.segment_ids is None else self.segment_ids,
             allowed=allowed,
@@ -123,16 +115,13 @@ class Mask:
     @property
     def may_empty_a_row(self) -> bool:
         """Whether a query may have no key at all, as far as the static parts tell."""
-        parts = (self.offset, self.window, self.key_lengths, self.key_valid, self.segment_ids)
-        return any(part is not None for part in (*parts, self.allowed))
+        return self.window is not None or bool(jax.tree.leaves(self))
 
     def row_has_key(self, queries: int, keys: int, dtype) -> jax.Array:
         """1 where a query may see a key, else 0; broadcasts to [B, T, H, 1]."""
-        if keys == 0:
-            return jnp.zeros((1, 1, 1, 1), dtype)
         allowed = self.to_dense(queries, keys) if self.may_empty_a_row else None
         if allowed is None:
-            return jnp.ones((1, 1, 1, 1), dtype)
+            return jnp.full((1, 1, 1, 1), keys != 0, dtype)
         return jnp.swapaxes(allowed.any(-1, keepdims=True), 1, 2).astype(dtype)
 
     def key_is_seen(self, queries: int, keys: int) -> jax.Array:
@@ -154,10 +143,6 @@ class Mask:
             return _cut(x, axis, first_key, keys - first_key)
 
         segments, allowed = self.segment_ids, self.allowed
-        if segments is not None:
-            segments = (_cut(segments[0], 1, start, size), of_keys(segments[1]))
-        if allowed is not None:
-            allowed = of_keys(_cut(allowed, 2, start, size), 3)
         return Mask(
             is_causal=self.is_causal,
             offset=moved(self.offset) if self.is_causal else None,
@@ -165,30 +150,32 @@ class Mask:
             window_offset=None if self.window is None else moved(self.window_offset),
             key_lengths=None if self.key_lengths is None else self.key_lengths - first_key,
             key_valid=None if self.key_valid is None else of_keys(self.key_valid),
-            segment_ids=segments,
-            allowed=allowed,
+            segment_ids=segments and (_cut(segments[0], 1, start, size), of_keys(segments[1])),
+            allowed=None if allowed is None else of_keys(_cut(allowed, 2, start, size), 3),
         )
 
     def static_bounds(self) -> tuple[int | None, int | None]:
-        """(before, after): query t sees only keys in `[t - before, t + after]`, by what is known
-        without the arrays; None where there is no bound.
-        """
+        """Query t sees keys in `[t - before, t + after]`, whatever the arrays; None: no bound."""
         window = self.window if self.window_offset is None else None
         left, right = window or (None, None)
         if self.is_causal and self.offset is None:
             right = 0
         return left, right
 
-    def query_bounds(self, queries: int) -> tuple[jax.Array | None, jax.Array | None]:
-        """First and last key [B or 1, T] of each query by what has an offset; None: no bound."""
-        first, last, positions = None, [], jnp.arange(queries)[None]
+    def query_bounds(self, queries: int, static: bool = False) -> tuple[Any, Any]:
+        """First and last key [B or 1, T] of each query by what has an offset; None: no bound.
+
+        With `static` also by what has none.
+        """
+        before, after = self.static_bounds() if static else (None, None)
+        at = jnp.arange(queries)[None]
+        first, last = None if before is None else at - before, None if after is None else at + after
         if self.is_causal and self.offset is not None:
-            last.append(positions + self.offset[:, None])
+            last = _both(last, at + self.offset[:, None], jnp.minimum)
         if self.window is not None and self.window_offset is not None:
-            left, right = self.window
-            first = positions + self.window_offset[:, None] - left
-            last.append(positions + self.window_offset[:, None] + right)
-        return first, functools.reduce(jnp.minimum, last) if last else None
+            (left, right), at = self.window, at + self.window_offset[:, None]
+            first, last = at - left, _both(last, at + right, jnp.minimum)
+        return first, last
 
     def check(self, heads: tuple[int, int, int, int]) -> None:
         """Raises ValueError where a part of the mask does not broadcast to [B, H, T, S]."""
@@ -206,22 +193,17 @@ class Mask:
             shape = wanted if array is None else array.shape
             fits = len(shape) == len(wanted)
             if not fits or any(n not in (1, m) for n, m in zip(shape, wanted, strict=True)):
-                raise ValueError(
-                    f"mask: {part} has shape {shape}, which does not broadcast to {wanted}"
-                )
+                raise ValueError(f"mask: {part} has shape {shape}, does not broadcast to {wanted}")
 
     def to_dense(self, queries: int, keys: int) -> jax.Array | None:
         """Booleans of rank 4 that broadcast to [B, H, T, S]; None where all is allowed."""
         allowed = self.allowed
         key = jnp.arange(keys)[None, None, :]
-        before, after = self.static_bounds()
-        position, (first, last) = jnp.arange(queries)[None], self.query_bounds(queries)
-        for least in (None if before is None else position - before, first):
-            if least is not None:
-                allowed = _both(allowed, (key >= least[:, :, None])[:, None])
-        for most in (None if after is None else position + after, last):
-            if most is not None:
-                allowed = _both(allowed, (key <= most[:, :, None])[:, None])
+        first, last = self.query_bounds(queries, static=True)
+        if first is not None:
+            allowed = _both(allowed, (key >= first[:, :, None])[:, None])
+        if last is not None:
+            allowed = _both(allowed, (key <= last[:, :, None])[:, None])
         if self.key_lengths is not None:
             allowed = _both(allowed, (key < self.key_lengths[:, None, None])[:, None])
         if self.key_valid is not None:
@@ -235,15 +217,12 @@ def _booleans(values) -> jax.Array:
     """Booleans, from 0 and 1 of any dtype; values of a traced array are not known, nor checked.
 
     Raises:
-      ValueError: no array, or another value, such as those of a mask that is added to scores.
+      ValueError: another value, such as those of a mask that is added to scores.
     """
     try:
         found = jnp.asarray(values)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"mask of type {type(values).__name__} is neither an array of numbers nor a Mask, such "
-            "as Mask.causal()"
-        ) from None
+        raise ValueError(f"mask: {type(values).__name__} is not an array or a Mask") from None
     if found.dtype != bool and not isinstance(values, Tracer):
         numbers = np.asarray(values)
         if (wrong := numbers[(numbers != 0) & (numbers != 1)]).size:
@@ -259,25 +238,14 @@ def _per_example(number) -> jax.Array | None:
     return None if number is None else jnp.atleast_1d(jnp.asarray(number).astype(int))
 
 
-def _both_windows(one: Mask, other: Mask):
-    """The intersection of both windows, and its offset."""
-    if one.window is None or other.window is None:
-        mask = other if one.window is None else one
-        return mask.window, mask.window_offset
-    if one.window_offset is not None or other.window_offset is not None:
-        raise ValueError("mask: of two windows that are combined, neither may have an offset")
-    left, right = map(min, zip(one.window, other.window, strict=True))
-    return (left, right), None
-
-
 def _of_rank_4(allowed: jax.Array | None) -> jax.Array | None:
     return None if allowed is None else Mask.array(allowed).allowed
 
 
-def _both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+def _both(a: Any, b: Any, both: Callable = jnp.logical_and) -> Any:
     if a is None or b is None:
         return b if a is None else a
-    return a & b
+    return both(a, b)
 
 
 def _cut(x: jax.Array, axis: int, start: int | jax.Array, size: int) -> jax.Array:
@@ -295,7 +263,7 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
     """Any mask that a caller may pass as a `Mask`, over the flattened leading axes `batch`.
 
     Raises:
-      ValueError: not a mask, or an array of a higher rank than [*batch, H, T, S].
+      ValueError: an array that does not broadcast to [*batch, H, T, S], or holds other numbers.
     """
     if mask is None:
         return Mask()
@@ -304,12 +272,10 @@ def as_mask(mask: "Mask | jax.Array | None", batch: tuple[int, ...]) -> Mask:
         return dataclasses.replace(mask, allowed=_of_rank_4(mask.allowed), key_valid=valid)
     allowed = _booleans(mask)
     if allowed.ndim > 3 and (len(batch) != 1 or allowed.ndim > 4):
-        shape, tail = allowed.shape, allowed.shape[-3:]
+        tail = allowed.shape[-3:]
         try:
-            allowed = jnp.broadcast_to(allowed, batch + tail).reshape((-1, *tail))
+            allowed = jnp.broadcast_to(allowed, batch + tail).reshape(-1, *tail)
         except ValueError:
-            raise ValueError(
-                f"mask has shape {shape}; it must broadcast to [batch, heads, queries, keys] with "
-                f"batch axes {batch}"
-            ) from None
+            shape = allowed.shape
+            raise ValueError(f"mask {shape}: must broadcast to [*{batch}, H, T, S]") from None
     return Mask.array(allowed)

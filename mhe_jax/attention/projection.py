@@ -1,4 +1,4 @@
-"""The one linear map that every attention kind projects through."""
+"""The linear map that every attention kind projects through, and dropout of activations."""
 
 import math
 from collections.abc import Callable
@@ -8,26 +8,28 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
+from jax.ad_checkpoint import checkpoint_name
+
+from mhe_jax.attention.engines.blocks import KEPT
+
+# Probabilities of dropout are multiples of 1 / CHANCES.
+CHANCES = 2**16
 
 
 def named(init: Callable, names: tuple[str | None, ...]) -> Callable:
-    """An initializer whose parameter carries the logical axes `names` where sharding rules are set.
-
-    Under `flax.linen.logical_axis_rules` the parameter is boxed (`nn.LogicallyPartitioned`);
-    elsewhere it is a plain array, so that a user's own model need not know about sharding.
-    """
+    """`init` of a parameter that `nn.logical_axis_rules`, if any are set, box with axes `names`."""
     return nn.with_logical_partitioning(init, names) if nn.get_logical_axis_rules() else init
 
 
 def flat(init: Callable, in_axes: int) -> Callable:
-    """`init` applied to the two-dimensional shape, as Flax does.
+    """`init` applied to the two-dimensional shape, or without `in_axes` to [N], as Flax does.
 
     An initializer that scales with the fan-in would take M·H for the fan-in of [M, H, D].
     """
 
     def init_flat(key, shape, dtype=jnp.float32):
-        two_dimensional = (math.prod(shape[:in_axes]), math.prod(shape[in_axes:]))
-        return init(key, two_dimensional, dtype).reshape(shape)
+        inputs = (math.prod(shape[:in_axes]),) if in_axes else ()
+        return init(key, (*inputs, math.prod(shape[in_axes:])), dtype).reshape(shape)
 
     return init_flat
 
@@ -35,8 +37,7 @@ def flat(init: Callable, in_axes: int) -> Callable:
 class Projection(nn.Module):
     """`y[..., o] = Σ_i x[..., i] kernel[i, o] (+ bias[o])`, where i and o may be several axes.
 
-    The shapes come with the call, because an attention module learns its width from its input. For
-    products that are not of this form, `matrix` returns the kernel instead.
+    The shapes come with the call. For products of another form, `matrix` returns the kernel.
     """
 
     kernel_init: Callable
@@ -74,14 +75,29 @@ class Projection(nn.Module):
         kernel = self.param("kernel", init, (*inputs, *features), self.param_dtype)
         if not self.use_bias:
             return kernel, None
-        init = named(flat_bias(self.bias_init), names[len(inputs) :])
+        init = named(flat(self.bias_init, 0), names[len(inputs) :])
         return kernel, self.param("bias", init, features, self.param_dtype)
 
 
-def flat_bias(init: Callable) -> Callable:
-    """`init` applied to the one-dimensional shape, as Flax does."""
+class Dropout(nn.Module):
+    """`x k / keep`, k = 0 with probability `rate` and 1 with keep = 1 - rate: [..., N] to the same.
 
-    def init_flat(key, shape, dtype=jnp.float32):
-        return init(key, (math.prod(shape),), dtype).reshape(shape)
+    Like `flax.linen.Dropout`, with 16 random bits per number: `rate` is rounded to a multiple of
+    2^-16. k is a byte, which a scanned layer keeps. The random key is of the stream `dropout`.
 
-    return init_flat
+    Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
+    overfitting".
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, deterministic: bool) -> jax.Array:
+        keep = CHANCES - round(CHANCES * self.rate)
+        if deterministic or keep == CHANCES:
+            return x
+        *rows, N = x.shape
+        words = jax.random.bits(self.make_rng("dropout"), (*rows, -(-N // 2)), jnp.uint32)
+        halves = jnp.concatenate([words % CHANCES, words // CHANCES], axis=-1)[..., :N]
+        kept = checkpoint_name(halves < keep, KEPT)
+        return jnp.where(kept, x * jnp.asarray(CHANCES / max(keep, 1), x.dtype), 0)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mhe_jax.cli.process import called
 from mhe_jax.config import Config, InputError, Target
-from mhe_jax.config.fields import checked, did_you_mean, names_of, nearest, set_field, value_of
+from mhe_jax.config.fields import checked, did_you_mean, set_field, value_of
 from mhe_jax.config.files import CONFIG
 from mhe_jax.config.loading import about_config, config_of, load_config
 from mhe_jax.config.places import path_of
@@ -56,38 +56,34 @@ def parse_target(options: Sequence[str]) -> tuple[Target | None, list[str]]:
 
 
 def parse_fields(
-    default: T,
-    options: Sequence[str],
-    *command: str,
-    bare_flags: bool = False,
-    about: str | None = None,
+    default: T, options: Sequence[str], *command: str, bare_flags: bool = False, about: str = ""
 ) -> T:
     """The dataclass `default` with the overrides of a command line, each in the range of its field.
 
-    With `bare_flags` a boolean field takes no value: its name sets it. `--help` shows `command`,
-    and begins with `about`, else with the docstring of the class.
+    With `bare_flags` the name of a boolean field sets it. `--help` shows `command` and `about`.
     """
-    how = {"prog": called(*command), "description": about}
+    how = {"prog": called(*command), "description": about or None}
     return checked(type(default), _parsed(default, options, bare_flags, **how))
 
 
 def _parsed(default: Any, options: Sequence[str], bare_flags: bool, **how: Any) -> Any:
     import tyro  # slow
 
-    cls = type(default)
     flags = tyro.conf.FlagCreatePairsOff if bare_flags else tyro.conf.FlagConversionOff
     how |= {"default": default, "args": options, "config": [flags], "use_underscores": True}
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(cls, **how)
+            return tyro.cli(type(default), **how)
     except SystemExit as stop:
         if not stop.code:
             raise
-    # The complaint, out of its box; what may have been meant is ours.
+    # The complaint out of its box, and of what may have been meant the names alone.
     text = re.sub(r"^[╭╰].*$|[│]", "", box.getvalue(), flags=re.MULTILINE)
-    complaint = " ".join(re.split(r"─+|Got errors:", text)[0].split())
-    if unknown := re.match(r"Unrecognized options: (?:--)?([^\s,=]*)", complaint):
-        near = did_you_mean([f"--{name}" for name in nearest(unknown[1], names_of(cls))])
-        complaint = complaint.replace("Unrecognized options:", "unknown field") + near
-    raise InputError(complaint)
+    text = text.replace("Unrecognized options:", "unknown field")
+    complaint, *rest = re.split(r"─+|Got errors:", text)
+    near = did_you_mean(re.findall(r"^ +(--[\w.]+) ", "".join(rest), re.MULTILINE))
+    complaint = " ".join(complaint.split())
+    if complaint.startswith("unknown field"):  # without the values that were given to it
+        complaint = re.sub(r", (?!--)[^,]*", "", complaint)
+    raise InputError(complaint + near)

@@ -1,36 +1,24 @@
 """`mhe-jax COMMAND`, or `python -m mhe_jax COMMAND`: every command by its name."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mhe_jax import __version__
-from mhe_jax.cli import evaluate, sweep, transform
+from mhe_jax.cli import runs, sweep
 from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
 from mhe_jax.cli.process import called, output
 from mhe_jax.config import Comparison, Config, InputError, not_installed
-from mhe_jax.config.fields import did_you_mean, nearest
 from mhe_jax.config.files import TOKENIZER, files_of
 from mhe_jax.config.loading import about_config, config_file, shipped_configs
 from mhe_jax.config.places import check_scheme, path_of, scheme_of, source_path
 
 
-class Command(NamedTuple):
-    """What runs a command, how its line reads, and how many places it takes, least and most."""
-
-    run: Callable[[list[str], list[str]], dict[str, Any] | None]
-    usage: str
-    least: int = 0
-    most: int = 0
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Calls the command that comes first with the arguments after it, and prints its result."""
     name, *rest = arguments or ["no command"]
     if name in ("-h", "--help"):
         print(f"usage: {called('COMMAND')} [arguments]\n")
@@ -41,12 +29,11 @@ def main(arguments: Sequence[str]) -> None:
     elif name == "--version":
         print(f"mhe_jax {__version__}")
     elif name not in COMMANDS:
-        near = did_you_mean(nearest(name, list(COMMANDS)))
-        raise InputError(f"{name}: takes one of {', '.join(COMMANDS)}{near}; --help explains them")
+        raise InputError(f"{name}: takes one of {', '.join(COMMANDS)}; --help explains them")
     else:
-        if name == "eval" and rest[:1] in (["compare"], ["paper"]):
+        if name == "eval" and rest[:1] == ["compare"]:
             name, *rest = rest
-        result = COMMANDS[name].run(*split(name, rest))
+        result = COMMANDS[name][0](*split(name, rest))
         if result is not None:
             output(json.dumps(result) + "\n")
 
@@ -81,7 +68,7 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     --coordinator HOST:PORT --num_processes N --process_id I. Either may add
     --process_timeout SECONDS; see docs/pods.md.
     """
-    if sweep.is_sweep(options):
+    if any(option.partition("=")[0] in ("--sweep", "--seeds") for option in options):
         found = sweep.run(sweep.parse([*places, *options]))
         output(json.dumps(found) + "\n")
         sys.exit(1 if found["failed"] else 0)
@@ -96,8 +83,7 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
     processes, options = take_flags(options)
     config = parse_train_arguments([*places, *options])
-    if processes is None:  # one that ends alone is waited for by the others
-        check_local_files(config)
+    check_local_files(config)
     with joined(processes) as writes:
         from mhe_jax.evaluation import TranslatedSample
         from mhe_jax.training import loop
@@ -108,18 +94,19 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
 def check_local_files(config: Config) -> None:
     """Raises InputError for a local file that is not there, before jax is loaded, which is slow."""
-    fields = ["train", "validation"]
-    if not (path_of(config.workdir) / TOKENIZER).exists():  # a run has its own
-        fields.append("tokenizer")
-    for field in fields:
-        names = getattr(config.data, field) or ()
-        for name in (names,) if isinstance(names, str) else names:
-            if scheme_of(name) or scheme_of(config.data.directory) or ":" in name:
+    data = config.data
+    wanted = {"train": data.train, "validation": data.validation}
+    if data.tokenizer and not (path_of(config.workdir) / TOKENIZER).exists():  # a run has its own
+        wanted["tokenizer"] = (data.tokenizer,)
+    for field, names in wanted.items():
+        for name in names:
+            if ":" in name or scheme_of(data.directory):
                 continue
-            for file in files_of(config.data.directory, name):
-                path = source_path(config.data.directory, file)
+            for file in files_of(data.directory, name):
+                path = source_path(data.directory, file)
                 if not path.exists():
-                    raise InputError(f"{path}: no such file (data.{field})")
+                    fetch = f"; `{called('data')}` fetches what shipped configs read"
+                    raise InputError(f"{path}: no such file (data.{field}){fetch}")
 
 
 def compare(paths: list[str], options: list[str]) -> dict[str, Any]:
@@ -128,31 +115,18 @@ def compare(paths: list[str], options: list[str]) -> dict[str, Any]:
     `compare RUNS --help` explains every field.
     """
     comparison = parse_fields(Comparison(), options, "compare", "RUNS...")
-    for library in ("pandas", "matplotlib"):
-        if importlib.util.find_spec(library) is None:
-            raise not_installed(f"compare needs {library}", "report")
-    from mhe_jax.report import report
-
+    try:
+        from mhe_jax.report import report
+    except ModuleNotFoundError as error:
+        raise not_installed(f"compare needs {error.name}", "report") from None
     return report.compare(paths, comparison)
 
 
-def paper(_: list[str], options: list[str]) -> dict[str, Any]:
-    """The published tables beside our recomputed values; as `eval.py paper`."""
-    if options:
-        raise InputError(f"{called('paper')} takes no arguments, not {options[0]}")
-    from mhe_jax.report.paper import tables
-
-    text, summary = tables()
-    output(f"{text}\n")
-    return summary
-
-
 def configs(places: list[str], options: list[str]) -> None:
-    """The shipped experiments, and their files.
+    """The shipped experiments, with a line each and their variants.
 
-    Without arguments, lists them with a line each, and their variants; any command that takes a
-    config takes such a name, with a variant as in `multi30k:small`. `show NAME` prints the file, to
-    change it:
+    Any command that takes a config takes such a name, with a variant as in `multi30k:small`.
+    `show NAME` prints the file, to change it:
 
         configs show multi30k > mine.py
         train mine.py --workdir runs/mine
@@ -161,12 +135,9 @@ def configs(places: list[str], options: list[str]) -> None:
         raise InputError(f"{' '.join(places + options)!r}: takes nothing, or show NAME")
     if places:
         return output(config_file(places[1])[0].read_text(encoding="utf-8"))
-    width = max(map(len, shipped_configs()))
     for name in shipped_configs():
         about, variants = about_config(name)
-        output(f"{name:{width}}  {about.partition(chr(10))[0]}\n")
-        if variants:
-            output(f"{'':{width}}  :{' :'.join(variants)}\n")
+        output(f"{name:15} {about.partition(chr(10))[0]} {' '.join(f':{v}' for v in variants)}\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,44 +160,36 @@ def data(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
     Nothing that is there is written over. The last line is one JSON object.
     """
-    from mhe_jax.data.published import PUBLISHED, get
+    from mhe_jax.data.cache import PUBLISHED, get
 
     given = parse_fields(DataArguments(), options, "data", *places)
     if not places:
-        width = max(map(len, PUBLISHED))
         for name, text in PUBLISHED.items():
-            output(f"{name:{width}}  {text.about}; {text.licence}; {text.url}\n")
-        some = "glue/TASK, super_glue/TASK, squad, wmt14_translate/de-en, wiki40b/en and others"
-        output(f"{'TFDS':{width}}  {some}: any data set that it has\n")
-        return None
+            output(f"{name:15} {text.about}; {text.licence}; {text.url}\n")
+        return output("others are data sets of TFDS, such as glue/TASK, squad or wiki40b/en\n")
     (name,) = places
     if name in PUBLISHED:
         check_scheme("--directory", given.directory or "", ())
         place = Path(given.directory or f"data/{name}").expanduser()
         files = get(name, place, lambda line: print(line, file=sys.stderr))
-        found = {"directory": str(place), "files": [file.name for file in files]}
-    elif given.directory is not None:
+        return {"data": name, "directory": str(place), "files": [file.name for file in files]}
+    if given.directory is not None:
         raise InputError(f"--directory {given.directory}: {name} lies where TFDS keeps it")
-    else:
-        from mhe_jax.data import tfds_source  # slow to import
+    from mhe_jax.data import tfds_source  # slow to import
 
-        try:
-            found = tfds_source.prepare(name)
-        except InputError as error:
-            near = did_you_mean(nearest(name, list(PUBLISHED)))
-            raise InputError(f"{error}{near}") from None
-    return {"data": name, **found}
+    return {"data": name, **tfds_source.prepare(name)}
 
 
 TRAIN = "CONFIG[:VARIANT] [--field value ...] [--sweep FIELD=A,B] [--seeds N] [--evaluate]"
-COMMANDS = {
-    "train": Command(train, TRAIN, 1, 1),
-    "eval": Command(evaluate.main, evaluate.USAGE, 1, 1),
-    "compare": Command(compare, "RUNS... [--out DIRECTORY] [--field value ...]", 1, sys.maxsize),
-    "paper": Command(paper, ""),
-    "configs": Command(configs, "[show NAME]", 0, 2),
-    "data": Command(data, "[NAME [--directory DIR]]", 0, 1),
-    "export": Command(transform.export, "RUN OUT --to FORMAT [--checkpoint best]", 2, 2),
-    "convert": Command(transform.convert, "RUN NEW --kind KIND [--rows N] ...", 2, 2),
-    "factorize": Command(transform.factorize, "RUN NEW [--attention N] [--mlp N] ...", 2, 2),
+EVAL = "RUN [--field value ...] [--translate | --generate | --predict]"
+# What runs a command, how its line reads, and how many places it takes, least and most.
+COMMANDS: dict[str, tuple[Callable[[list[str], list[str]], Any], str, int, int]] = {
+    "train": (train, TRAIN, 1, 1),
+    "eval": (runs.evaluate, EVAL, 1, 1),
+    "compare": (compare, "RUNS... [--out DIRECTORY] [--field value ...]", 1, sys.maxsize),
+    "configs": (configs, "[show NAME]", 0, 2),
+    "data": (data, "[NAME [--directory DIR]]", 0, 1),
+    "export": (runs.export, "RUN OUT --to FORMAT [--checkpoint best]", 2, 2),
+    "convert": (runs.convert, "RUN NEW --kind KIND [--rows N] ...", 2, 2),
+    "factorize": (runs.factorize, "RUN NEW [--attention N] [--mlp N] ...", 2, 2),
 }

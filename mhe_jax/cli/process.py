@@ -15,15 +15,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from mhe_jax.config import InputError
+from mhe_jax.config.files import cache_directory
 
 # Signals that end a command by an exception, so that drafts of files are removed.
 _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LESS_MEMORY = (
-    "(less is needed with fewer rows, data.batch_size, data.tokens_per_batch or "
-    "evaluation.batch_size, with a larger optimizer.accumulate_steps, or with model.remat True)"
-)
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-TOGETHER = 10  # seconds within which all processes end by themselves if all have one reason
 
 
 def called(command: str, *places: str) -> str:
@@ -41,17 +36,12 @@ def output(text: str) -> None:
 
 
 def keep_programs() -> None:
-    """Has jax, which has not started, keep what it compiles: the next start takes half the time.
-
-    In $JAX_COMPILATION_CACHE_DIR, else in $MHE_JAX_CACHE/programs or ~/.cache/mhe_jax/programs,
-    unless that cannot be written.
-    """
+    """Has jax, which has not started, keep what it compiles: the next start takes half the time."""
     if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    place = Path(os.environ.get("MHE_JAX_CACHE") or "~/.cache/mhe_jax", "programs")
-    with contextlib.suppress(OSError, RuntimeError):  # without a home directory
-        place = place.expanduser().absolute()
-        place.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, InputError):  # without a home directory
+        place = cache_directory().absolute() / "programs"
+        place.mkdir(exist_ok=True)
         if os.access(place, os.W_OK):
             os.environ["JAX_COMPILATION_CACHE_DIR"] = str(place)
             os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(1 << 30))  # bytes
@@ -61,23 +51,22 @@ def keep_programs() -> None:
 def ask_for_huge_pages() -> None:
     """Restarts the command in the same process, so that glibc asks Linux for huge pages.
 
-    Steps on a CPU then take less time (docs/runs.md). glibc reads GLIBC_TUNABLES only before a
-    program begins; if it is set already, it stays. Inside another program nothing is started.
+    glibc reads GLIBC_TUNABLES only as a program begins. Inside another one nothing is started.
     """
     module = ["-m", "mhe_jax", *sys.argv[1:]]
     if not any(given == sys.orig_argv[-len(given) :] for given in (sys.argv, module)):
         return
     with contextlib.suppress(OSError):
-        if "GLIBC_TUNABLES" not in os.environ and "[madvise]" in HUGE_PAGES.read_text():
+        given = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        if "GLIBC_TUNABLES" not in os.environ and "[madvise]" in given:
             environment = {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def run_entry_point(main: Callable[[], Any]) -> NoReturn:
-    """Calls `main` and exits: a user's mistake is one line and 2, Ctrl-C is 130, SIGTERM 143.
+    """Calls `main` and exits: a mistake, or the system's error, is one line and 2, Ctrl-C is 130.
 
-    So is an error of the operating system. A device without enough memory is one line and 1. With
-    MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
+    With MHE_JAX_TRACEBACK=1 in the environment every exception shows its traceback.
     """
     # SIG_DFL: see __main__.py. An ignored signal stays ignored.
     for caught in _CAUGHT:
@@ -85,10 +74,10 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
             signal.signal(caught, _interrupt)
     ask_for_huge_pages()
     keep_programs()
+    status, line = 0, None
     try:
         main()
         output("")
-        status = 0
     except BrokenPipeError:  # the reader, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 141
@@ -97,24 +86,19 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException as error:
-        status, line = _judged(error)
+        if isinstance(error, InputError):
+            status, line = 2, str(error)
+        elif isinstance(error, OSError) and error.strerror:
+            status, line = 2, f"{error.filename or 'input or output'}: {error.strerror}"
+        elif isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+            less = "(less is needed with a smaller data.batch_size, or model.remat True)"
+            status, line = 1, f"{str(error).splitlines()[0]} {less}"
         if line is None or os.environ.get("MHE_JAX_TRACEBACK") == "1":
             traceback.print_exception(error)
             status = 1
         else:
             print(f"error: {' '.join(line.split())}", file=sys.stderr, flush=True)
     _end(status)
-
-
-def _judged(error: BaseException) -> tuple[int, str | None]:
-    """The status, and one line where it is a mistake of the user's."""
-    if isinstance(error, InputError):
-        return 2, str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return 2, f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        return 1, f"{str(error).splitlines()[0]} {LESS_MEMORY}"
-    return 1, None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -147,5 +131,5 @@ def _end(status: int) -> NoReturn:
         with contextlib.suppress(OSError):
             stream.flush()
     if several and jax.process_index() == 0:
-        time.sleep(TOGETHER)  # jax aborts the others as soon as process 0 is gone
+        time.sleep(10)  # jax aborts the others, which may end by themselves, once process 0 is gone
     os._exit(status)

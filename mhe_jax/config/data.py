@@ -10,26 +10,9 @@ PAD, UNK, BOS, EOS, MASK = range(5)
 NUM_SPECIAL = 5
 
 # Data sets of labelled examples, see `tasks/labelled/table.py`; `own` is any other.
-PublishedDataset = Literal[
-    "cola",
-    "sst2",
-    "mrpc",
-    "qqp",
-    "stsb",
-    "mnli",
-    "qnli",
-    "rte",
-    "wnli",
-    "boolq",
-    "cb",
-    "copa",
-    "multirc",
-    "superglue_rte",
-    "wic",
-    "wsc",
-    "squad",
-    "squad_v2",
-]
+Glue = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
+SuperGlue = Literal["boolq", "cb", "copa", "multirc", "superglue_rte", "wic", "wsc"]
+PublishedDataset = Literal[Glue, SuperGlue, "squad", "squad_v2"]
 Dataset = Literal["own", PublishedDataset]
 
 
@@ -43,11 +26,11 @@ class DataConfig:
     labelled examples is one or more tables, read one after the other.
     """
 
-    # Relative paths below start here.
+    # Where relative paths below start.
     directory: str = "."
     # Training source: one, or two parallel text files; several with `train_weights`.
     train: tuple[str, ...] = ()
-    # A weight for each of several training sources: the share of rows drawn from it; () for one.
+    # A weight for each of several training sources: the share of rows drawn from it.
     train_weights: tuple[Positive, ...] = ()
     # Read only the first examples of each split, for a quick look; None reads all.
     max_examples: Count | None = None
@@ -55,19 +38,17 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     # Test source; read by eval.py only.
     test: tuple[str, ...] = ()
-    # Names of the text fields in JSONL, Parquet or TFDS: one, or source and target; or those of
-    # `own` examples. Dots lead to nested ones: `translation.en`.
+    # Text fields in JSONL, Parquet or TFDS: one, or source and target, or those of `own` examples.
+    # Dots lead to nested ones: `translation.en`.
     fields: tuple[str, ...] = ("text",)
-    # A sentencepiece model, or a `tokenizer.json`, whose pieces are kept but renumbered, special
-    # tokens first; None trains a model on `train`. With LSH its pieces are the features.
+    # A sentencepiece model, or a `tokenizer.json`, whose pieces are renumbered, special tokens
+    # first; None trains a model on `train`.
     tokenizer: str | None = None
     # Pieces of the sentencepiece model that a run with LSH trains.
     lsh_pieces: Count = 8000
-    # Where tokens go, and copies of files in buckets; None means $MHE_JAX_CACHE or
-    # ~/.cache/mhe_jax.
+    # For tokens, and copies of files in buckets; None: $MHE_JAX_CACHE or ~/.cache/mhe_jax.
     cache_directory: str | None = None
-    # Tokens in a row: the block of running text; in translation the longest training sentence; the
-    # length that labelled examples are cut to.
+    # Tokens in a row; longer sentences of translation do not train, and labelled examples are cut.
     sequence_length: Count = 128
     # Pack several examples (lines, or pairs) into each training row; none sees another.
     packing: bool = False
@@ -75,15 +56,14 @@ class DataConfig:
     batch_size: Count = 32
     # Padded source plus target tokens in a global batch of translation.
     tokens_per_batch: Count = 4096
-    # Padded lengths of batches of pairs and of labelled examples; the last is sequence_length.
+    # Padded lengths of batches of pairs and labelled examples; the last is sequence_length.
     length_buckets: tuple[Count, ...] = ()
-    # Rows of a translation batch are a multiple of this, which is one of
+    # Rows of a translation batch are a multiple of this, and this is one of
     # mesh.data * mesh.fsdp * optimizer.accumulate_steps.
     row_multiple: Count = 8
     # Share of the tokens that MLM predicts; 80 % of them masked, 10 % random, 10 % kept.
     mask_rate: Rate = 0.15
-    # Share of the words that `shuffle_random` takes from other places, and share of the remaining
-    # words that it replaces by random ones.
+    # Share of the words that `shuffle_random` moves, and of the others that it replaces.
     corruption_rate: Rate = 0.1
     # Data set of labelled examples; `own` has the texts in `fields`, the label in `label_field`.
     dataset: Dataset = "own"

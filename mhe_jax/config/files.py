@@ -31,8 +31,7 @@ def cache_directory(configured: str | None = None) -> Path:
         path = Path(given).expanduser()
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # no such home
-        reason = getattr(error, "strerror", error)
-        raise InputError(f"data.cache_directory={given}: {reason}") from None
+        raise InputError(f"data.cache_directory={given}: {error}") from None
     return path
 
 
@@ -48,11 +47,10 @@ def file_format(path: PurePath) -> str:
 
 
 def files_of(directory: str, name: str) -> list[str]:
-    """The files that the name of a source stands for, relative to `directory` like the name.
+    """The files that a source stands for, relative to `directory`; in a bucket, full names.
 
-    In a bucket they have full names. A file stands for itself, and so does a missing one; a
-    directory for its files except hidden ones (`.`, `_`) and backups (`~`); a data set saved by
-    `datasets` for what its `state.json` names; a pattern for all files that match.
+    A missing file stands for itself; a directory for its files except hidden ones (`.`, `_`) and
+    backups (`~`), or for what the `state.json` of `datasets` names.
     """
     place = source_path(directory, name)
     in_bucket = isinstance(place, Bucket)
@@ -60,8 +58,7 @@ def files_of(directory: str, name: str) -> list[str]:
     try:
         if place.is_dir():
             return [os.path.join(whole, file) for file in _files_in(place)]
-        there = place.is_file() if in_bucket else os.path.lexists(place)
-        if there or not glob.has_magic(whole):
+        if place.is_file() or not glob.has_magic(whole):
             return [whole]
         if in_bucket:
             found = [str(path) for path in place.parent.glob(place.name)]
@@ -96,54 +93,36 @@ def _files_in(directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def publish(path: Path, *, is_directory: bool = False) -> Iterator[Path]:
-    """A draft that becomes the file `path` if the block succeeds, and vanishes if it fails.
+    """A draft beside `path` that takes its name if the block succeeds, else vanishes.
 
-    Its contents reach the disk before its name: else a machine that loses power may keep the name
-    of an empty file. With `is_directory` it is a directory. The draft lies beside `path`, or
-    further up if that has no parent yet.
+    It is on the disk first: a machine that loses power may else keep the name of an empty file.
+    A directory replaces none but an empty one.
     """
     in_bucket, start = isinstance(path, Bucket), f".{path.name}."
+    beside = None if in_bucket else path.parent
     try:
-        parents = () if in_bucket else path.absolute().parents
-        above = next((place for place in parents if place.exists()), None)
+        if beside is not None:
+            beside.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
-            prefix=start, suffix=".tmp", dir=above, ignore_cleanup_errors=True
+            prefix=start, suffix=".tmp", dir=beside, ignore_cleanup_errors=True
         ) as room:
             draft = Path(room, path.name)
             if is_directory:
                 draft.mkdir()
             yield draft
-            if in_bucket:
+            if beside is None:
                 path.write_bytes(draft.read_bytes())
                 return
             for place in (draft, *draft.rglob("*")):
                 _sync(place)
-            path.parent.mkdir(parents=True, exist_ok=True)
             draft.replace(path)
-            _sync(path.parent)
+            _sync(beside)
     except OSError as error:
         # A full disk's error names no file; one that names another is of a file the block reads.
         named = str(error.filename or path)
-        if named != str(path) and start not in named:
+        if named != str(path) and named != str(beside) and start not in named:
             raise
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def check_new(path: Path, source: Path | None = None) -> None:
-    """Raises InputError if something is at `path`, even a broken link, or if it is in `source`."""
-    check_scheme("", str(path), ())
-    if os.path.lexists(path):
-        raise InputError(f"{path} is there already: takes a new directory")
-    if source is not None and path.resolve().is_relative_to(source.resolve()):
-        raise InputError(f"{path} lies in {source}: takes a directory outside of it")
-
-
-@contextlib.contextmanager
-def publish_directory(path: Path) -> Iterator[Path]:
-    """`publish` of a directory; InputError if something is at `path` already."""
-    check_new(path)
-    with publish(path, is_directory=True) as draft:
-        yield draft
 
 
 def _sync(path: Path) -> None:
@@ -158,6 +137,14 @@ def _sync(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """`publish` of a text file."""
     with publish(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def check_new(path: Path, source: Path | None = None) -> None:
+    """Raises InputError if something is at `path`, even a broken link, or if it is in `source`."""
+    check_scheme("", str(path), ())
+    if os.path.lexists(path):
+        raise InputError(f"{path} is there already: takes a new directory")
+    if source is not None and path.resolve().is_relative_to(source.resolve()):
+        raise InputError(f"{path} lies in {source}: takes a directory outside of it")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mhe_jax.config import Config, InputError
-from mhe_jax.config.fields import checked, did_you_mean, load_json, nearest
+from mhe_jax.config.fields import checked, load_json
 from mhe_jax.config.files import CONFIG
-from mhe_jax.config.places import path_of
 
 
 def load_config(name: str) -> Config:
-    """The config that `name` refers to, a file or a shipped one, optionally with a `:variant`.
+    """The config of a file or a shipped one, as `NAME:variant`; its rules are not yet checked.
 
-    The rules between its fields are not yet checked. The file's `get_config(variant)` is called;
-    the type of its parameter lists the variants, as in
+    The type of the parameter of the file's `get_config` lists the variants, as in
     `def get_config(variant: Literal["", "local"] = "")`.
     """
     path, variant = config_file(name)
@@ -39,7 +37,6 @@ def about_config(name: str) -> tuple[str, list[str]]:
 
 
 def _defined_in(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What a config file defines, and its variants."""
     names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     with _naming_the_line(path):
         exec(compile(path.read_bytes(), str(path), "exec"), names)
@@ -48,16 +45,27 @@ def _defined_in(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         return names, typing.get_args(typing.get_type_hints(names["get_config"]).get("variant"))
 
 
+@contextlib.contextmanager
+def _naming_the_line(path: Path) -> Iterator[None]:
+    """Turns whatever the code of `path` raises into one line with its line number."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        lines += [error.lineno] if isinstance(error, SyntaxError) else []
+        where = f"{path}:{lines[-1]}" if lines else str(path)
+        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{where}: {' '.join(what.split())}") from error
+
+
 def config_file(name: str) -> tuple[Path, str]:
     """The file and the variant of a config that `load_config` takes."""
     short, _, variant = name.partition(":")
     shipped = shipped_configs()
     path = shipped.get(short, Path(short))
     if not path.is_file():
-        here = {file.stem: str(file) for file in path.parent.glob("*.py")}
-        known = here | {name: name for name in shipped}
-        near = did_you_mean([known[name] for name in nearest(path.stem, list(known))])
-        raise InputError(f"no config file {path}{near}; `configs` lists those that come along")
+        raise InputError(f"no config file {path}; those that come along: {', '.join(shipped)}")
     return path, variant
 
 
@@ -68,30 +76,11 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(files)}
 
 
-@contextlib.contextmanager
-def _naming_the_line(path: Path) -> Iterator[None]:
-    """Turns whatever the code of `path` raises into one line with its line number."""
-    try:
-        yield
-    except SyntaxError as error:
-        raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        where = f"{path}:{lines[-1]}" if lines else str(path)
-        what = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"{where}: {' '.join(what.split())}") from error
-
-
 def config_of(run: str | Path, field: str = "") -> Config:
     """The config of the run in a directory; messages name `field` if it is given."""
-    run = path_of(run)
-    start = f"{field}: " if field else ""
     try:
-        if (run / CONFIG).is_file():
-            return load_json(run / CONFIG)
-        runs = {file.parent.name: str(file.parent) for file in run.parent.glob(f"*/{CONFIG}")}
-    except OSError as error:
-        raise InputError(f"{start}{run / CONFIG}: {error.strerror}") from None
-    near = did_you_mean([runs[name] for name in nearest(run.name, sorted(runs))])
-    raise InputError(f"{start}no run at {run}: there is no {CONFIG}{near}")
+        return load_json(f"{run}/{CONFIG}")
+    except InputError as error:
+        gone = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+        reason = f"no run at {run}: there is no {CONFIG}" if gone else str(error)
+        raise InputError(f"{field}: {reason}" if field else reason) from None

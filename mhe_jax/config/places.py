@@ -1,10 +1,4 @@
-"""Where files lie: `path_of` a name, either a local one or `gs://bucket/name`.
-
-    name                 a run                          a source of data
-    runs/a, /data/a      a local directory              a local file
-    gs://bucket/a        objects whose names begin so   an object, fetched once into the cache
-    s3://bucket/a        refused                        likewise
-    any other x://       refused                        refused
+"""Where files lie: a run is local or below `gs://bucket/name`, a source of data also in `s3://`.
 
 An object store has no directories, no append and no rename, but each write is whole or not at all.
 """
@@ -45,9 +39,10 @@ def path_of(name: str | os.PathLike[str], allowed: tuple[str, ...] = RUNS) -> Pa
     """The place of a run, or of a file in one: local, or in a bucket."""
     if isinstance(name, Path | Bucket):
         return cast(Path, name)  # duck-typed
-    name = os.fspath(name)
+    if not isinstance(name, str | os.PathLike):
+        raise InputError(f"{name!r} is not a path: takes a string or a Path")
+    name, scheme = os.fspath(name), scheme_of(name)
     check_scheme("", name, allowed)
-    scheme = scheme_of(name)
     if scheme is None:
         return Path(name)
     for library in LIBRARIES[scheme]:
@@ -61,11 +56,11 @@ def path_of(name: str | os.PathLike[str], allowed: tuple[str, ...] = RUNS) -> Pa
 def source_path(directory: str, name: str) -> Path:
     """The file that a source names, relative to `directory`; in both `~` is the user's home."""
     local = os.path.expanduser(name)
-    if scheme_of(name) is None and scheme_of(directory) and not os.path.isabs(local):
-        name = f"{directory.rstrip('/')}/{name}"
     if scheme_of(name):
         return path_of(name, SOURCES)
-    return Path(os.path.expanduser(directory)) / local
+    if scheme_of(directory) and not os.path.isabs(local):
+        return path_of(f"{directory.rstrip('/')}/{name}", SOURCES)
+    return Path(os.path.expanduser(directory), local)
 
 
 @functools.cache
@@ -83,10 +78,7 @@ def _store(scheme: str) -> Any:
 
 
 class Bucket(PurePosixPath):
-    """An object, or all objects whose names continue with `/`: calls of fsspec, as pathlib's.
-
-    Every error is an OSError with the place and what the library said.
-    """
+    """An object, or all whose names continue with `/`; every error is an OSError with the place."""
 
     def __str__(self) -> str:
         return re.sub(r"^([a-z0-9]+):/", r"\1://", super().__str__())
@@ -126,19 +118,15 @@ class Bucket(PurePosixPath):
     def is_dir(self) -> bool:
         return self._type() == "directory"
 
-    def is_symlink(self) -> bool:
-        return False
-
-    def absolute(self) -> "Bucket":
+    def resolve(self) -> "Bucket":
         return self
 
-    resolve = absolute
+    absolute = resolve
 
     def iterdir(self) -> Iterator["Bucket"]:
         return self._named(self._call("ls", detail=False))
 
     def glob(self, pattern: str) -> Iterator["Bucket"]:
-        """All objects below whose names match."""
         found = (self / pattern)._call("glob", detail=True).items()
         return self._named([name for name, about in found if about["type"] == "file"])
 
@@ -153,7 +141,6 @@ class Bucket(PurePosixPath):
         return self.read_bytes().decode(encoding, errors)
 
     def fetch(self, file: Path) -> None:
-        """Copies an object to a local file."""
         self._call("get_file", str(file))
 
     def write_bytes(self, data: bytes, mode: str = "overwrite") -> None:

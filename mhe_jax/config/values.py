@@ -1,11 +1,9 @@
-"""Types of the fields: numbers with their ranges, and choices.
+"""Types of fields, tasks with what goes with each, and the error that names a wrong value."""
 
-And the error that says which value is wrong.
-"""
-
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 
 class InputError(ValueError):
@@ -20,6 +18,7 @@ def not_installed(what: str, extra: str) -> InputError:
 
 # The largest float32, and the largest int32, which counts steps and numbers the places of an array.
 LARGEST, MOST = (2 - 2**-23) * 2.0**127, 2**31 - 1
+Name = Annotated[str, MinLen(1)]
 Count = Annotated[int, Ge(1), Le(MOST)]
 Natural = Annotated[int, Ge(0), Le(MOST)]
 AxisSize = Annotated[int, Ge(-1), Le(MOST)]
@@ -38,3 +37,47 @@ Engine = Literal["auto", "xla", "blocked", "cudnn", "splash", "pallas", "mosaic"
 Hashing = Literal[
     "md_emb", "md_pool", "md_add", "md_proj", "lsh_emb", "lsh_pool", "lsh_add", "lsh_proj"
 ]
+LabelledTask = Literal["classification", "regression", "multiple_choice", "span"]
+TaskName = Literal["mlm", "lm", "translation", "shuffle_random", LabelledTask]
+Role = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """Which fields of a config go with a task; what it computes is in `mhe_jax/tasks`."""
+
+    roles: tuple[Role, ...]  # of attention, that its model has
+    # Items that it reads: a text, a pair of texts, or labelled examples with an official score.
+    content: Literal["text", "pair", "labelled"] = "text"
+    vocabulary: bool = False  # its outputs are rows of the vocabulary
+    packing: bool = False  # several examples may share a row (data.packing)
+    label_smoothing: bool = True  # its loss takes optimizer.label_smoothing
+    stride: bool = False  # it can be scored in sliding windows (evaluation.stride)
+    questions: bool = False  # its examples are questions about a context that is read in windows
+
+    @property
+    def labelled(self) -> bool:
+        return self.content == "labelled"
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.roles == ("encoder",)
+
+    @property
+    def rows(self) -> Literal["batch_size", "row_multiple"]:
+        """The field of `data` that devices and accumulated parts must divide."""
+        return "row_multiple" if self.content == "pair" else "batch_size"
+
+
+FACTS: dict[TaskName, TaskFacts] = {
+    "mlm": TaskFacts(("encoder",), vocabulary=True, packing=True),
+    "lm": TaskFacts(("decoder",), vocabulary=True, packing=True, stride=True),
+    "translation": TaskFacts(
+        ("encoder", "decoder", "cross"), "pair", vocabulary=True, packing=True
+    ),
+    "shuffle_random": TaskFacts(("encoder",)),
+    "classification": TaskFacts(("encoder",), "labelled"),
+    "regression": TaskFacts(("encoder",), "labelled", label_smoothing=False),
+    "multiple_choice": TaskFacts(("encoder",), "labelled"),
+    "span": TaskFacts(("encoder",), "labelled", label_smoothing=False, questions=True),
+}

@@ -2,48 +2,26 @@
 
     read      text = open_split(config, "validation")       readers.py, text.py
     tokens    tokens_of(text, tokenizer, cache)             tokens.py, made once
-    rows      blocks(...), packed(...), bucketed(...)       rows.py, pairs.py, packing.py
+    rows      blocks(...), packed(...), Pairs(...)          rows.py, packing.py
 
     batches.batch(step)     a pure function of (seed, step), see `batches.py`
 
 The task of an experiment decides its sources, rows and batches: `mhe_jax.tasks`.
 """
 
+# ruff: noqa: F401, what other rooms import
+
 from pathlib import Path
 
-from mhe_jax.config import Config
+from mhe_jax.config import Config, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.places import path_of, source_path
-from mhe_jax.data.batches import Batches, EvaluationBatches, TrainBatches
+from mhe_jax.data.batches import EvaluationBatches, TrainBatches
 from mhe_jax.data.text import Text, open_source, open_split, open_train
-from mhe_jax.data.tokenizer import Pieces, Tokenizer, train_tokenizer
-from mhe_jax.data.tokenizer_json import JsonTokenizer, open_tokenizer
+from mhe_jax.data.tokenizer import Pieces, Tokenizer, read_model, train_tokenizer
+from mhe_jax.data.tokenizer_json import JsonTokenizer
 from mhe_jax.data.words import AnyTokenizer, HashedWords
-
-__all__ = [
-    "BOS",
-    "EOS",
-    "MASK",
-    "NUM_SPECIAL",
-    "PAD",
-    "UNK",
-    "AnyTokenizer",
-    "Batches",
-    "EvaluationBatches",
-    "HashedWords",
-    "JsonTokenizer",
-    "Text",
-    "Tokenizer",
-    "TrainBatches",
-    "load_tokenizer",
-    "open_source",
-    "open_split",
-    "open_train",
-    "read_tokenizer",
-    "tokenizer_file",
-    "train_tokenizer",
-]
 
 
 def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
@@ -54,23 +32,24 @@ def load_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
 
 def tokenizer_file(config: Config) -> Path | None:
     """The file of pieces that a new run starts with; None if it trains its own or has none."""
-    if not config.model.has_pieces:
-        return None
-    if config.train.init_from is not None:
-        return path_of(config.train.init_from) / TOKENIZER
-    if config.data.tokenizer is not None:
-        return source_path(config.data.directory, config.data.tokenizer)
-    return None
+    has_pieces, start, given = (
+        config.model.has_pieces,
+        config.train.init_from,
+        config.data.tokenizer,
+    )
+    if has_pieces and start is not None:
+        return path_of(start) / TOKENIZER
+    return source_path(config.data.directory, given) if has_pieces and given is not None else None
 
 
 def read_tokenizer(config: Config, path: str | Path) -> Pieces:
-    """Reads the pieces that `config` needs: a tokenizer, or the features of hashed words.
-
-    Raises:
-      InputError: they cannot be read, or a tokenizer does not have `model.vocabulary_size` pieces.
-    """
+    """The pieces that `config` needs: `model.vocabulary_size`, or the features of hashed words."""
+    model, size = read_model(path), config.model.vocabulary_size
     if config.model.hashing is not None:
-        return Pieces.load(path)
-    tokenizer = open_tokenizer(path)
-    tokenizer.check_vocabulary(config.model.vocabulary_size)
+        return Pieces(model, str(path))
+    tokenizer = (JsonTokenizer if model[:1] == b"{" else Tokenizer)(model, str(path))
+    if tokenizer.vocabulary_size != size:
+        raise InputError(
+            f"{path}: has {tokenizer.vocabulary_size} pieces, and model.vocabulary_size is {size}"
+        )
     return tokenizer

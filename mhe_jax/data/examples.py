@@ -7,14 +7,10 @@ T is the length of a row, P the maximum number of tokens a masked row predicts; 
     lm_row           tokens [T]                 labels [T]  weights [T]
     translation_row  source [S]  target [T]     labels [T]  weights [T]
 
-For hashed words without a table, `tokens` are types and come with signatures [T, 16] of uint8: see
-`words.py`.
-
-A packed row holds several examples one after the other. For each of its sides it also says which
-example a token belongs to, counted from 1, with 0 for padding:
-
-    text   segments [T]
-    pairs  source_segments [S]  target_segments [T]
+For hashed words without a table, `tokens` are types and come with signatures [T, 16], see `words`.
+A packed row holds several examples one after the other. For each of its sides, segments [T] or
+source_segments [S] and target_segments [T] say which example a token belongs to: 1, 2, ...; 0 is
+padding.
 """
 
 from collections.abc import Sequence
@@ -23,27 +19,20 @@ import numpy as np
 
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD
 
+Ids = Sequence[int] | np.ndarray
 Row = dict[str, np.ndarray]
 
 # Each array of tokens, and the array of a packed row that says which example they belong to.
-SEGMENTS_OF = {
-    "tokens": "segments",
-    "source": "source_segments",
-    "target": "target_segments",
-}
+SEGMENTS_OF = {"tokens": "segments", "source": "source_segments", "target": "target_segments"}
 
 
 def num_predictions(sequence_length: int, mask_rate: float) -> int:
-    """P: how many tokens a masked row predicts when it is full of ordinary tokens.
-
-    >>> num_predictions(128, 0.15), num_predictions(4, 0.15)
-    (19, 1)
-    """
+    """P: how many tokens a masked row predicts when it is full of ordinary tokens."""
     return max(1, round(mask_rate * (sequence_length - 1)))
 
 
 def mlm_row(
-    ids: Sequence[int] | np.ndarray,
+    ids: Ids,
     sequence_length: int,
     vocabulary_size: int,
     mask_rate: float,
@@ -53,9 +42,7 @@ def mlm_row(
 
     Of n ordinary tokens, max(1, round(mask_rate · n)) are chosen without replacement, in order:
     80 % become `MASK`, 10 % a random ordinary piece, 10 % stay. Special tokens are never chosen
-    and never inserted. The choice depends on the ids and the generator only.
-
-    Source: Devlin et al. 2019, section 3.1 and appendix A.1.
+    and never inserted. Source: Devlin et al. 2019, section 3.1 and appendix A.1.
     """
     tokens = begun(ids, sequence_length)
     most = num_predictions(sequence_length, mask_rate)
@@ -72,58 +59,47 @@ def mlm_row(
     return {"tokens": tokens, "positions": positions, "labels": labels, "weights": weights}
 
 
-def begun(ids: Sequence[int] | np.ndarray, sequence_length: int) -> np.ndarray:
+def begun(ids: Ids, sequence_length: int) -> np.ndarray:
     """bos, the ids, and padding up to the length."""
-    tokens = np.full(sequence_length, PAD, np.int32)
-    tokens[0] = BOS
-    tokens[1 : 1 + len(ids)] = ids
-    return tokens
+    return _padded(np.concatenate([[BOS], ids]), sequence_length)
 
 
-def lm_row(ids: Sequence[int] | np.ndarray, sequence_length: int) -> Row:
+def lm_row(ids: Ids, sequence_length: int) -> Row:
     """At most T tokens to predict, each from bos and the tokens before it in the row."""
     return _shifted("tokens", ids, sequence_length)
 
 
-def translation_row(
-    source: Sequence[int] | np.ndarray, target: Sequence[int] | np.ndarray, length: int
-) -> Row:
+def translation_row(source: Ids, target: Ids, length: int) -> Row:
     """A source; a target with bos to read, and to predict. Both end in eos, cut to `length`."""
-    row = {"source": np.full(length, PAD, np.int32)}
-    row["source"][: len(source)] = _cut(source, length)
-    return row | _shifted("target", _cut(target, length), length)
+    source, target = (
+        ids if len(ids) <= length else [*ids[: length - 1], EOS] for ids in (source, target)
+    )
+    return {"source": _padded(source, length)} | _shifted("target", target, length)
 
 
-def _cut(ids: Sequence[int] | np.ndarray, length: int) -> Sequence[int] | np.ndarray:
-    return ids if len(ids) <= length else [*ids[: length - 1], EOS]
+def _shifted(name: str, ids: Ids, length: int) -> Row:
+    return {
+        name: _padded(np.concatenate([[BOS], ids])[: len(ids)], length),
+        "labels": _padded(ids, length),
+        "weights": (np.arange(length) < len(ids)).astype(np.float32),
+    }
 
 
-def _shifted(name: str, ids: Sequence[int] | np.ndarray, length: int) -> Row:
-    labels = np.full(length, PAD, np.int32)
-    labels[: len(ids)] = ids
-    tokens = np.full(length, PAD, np.int32)
-    tokens[: len(ids)] = np.concatenate([[BOS], ids])[: len(ids)]
-    weights = np.zeros(length, np.float32)
-    weights[: len(ids)] = 1
-    return {name: tokens, "labels": labels, "weights": weights}
+def _padded(ids: Ids, length: int) -> np.ndarray:
+    row = np.full(length, PAD, np.int32)
+    row[: len(ids)] = ids
+    return row
 
 
 def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int = 0) -> Row:
-    """Several rows of one task as one row, without their padding.
-
-    Each of its sides has length T, its positions, if any, P = `most_predictions`; all rows fit.
-
-    >>> packed = pack([lm_row([7, 8], 2), lm_row([9], 4)], 4)
-    >>> packed["tokens"].tolist(), packed["labels"].tolist(), packed["segments"].tolist()
-    ([2, 7, 2, 0], [7, 8, 9, 0], [1, 1, 2, 0])
-    """
+    """Several rows of one task, which must fit, as one row without their padding."""
     packed, lengths = {}, []
     for side, segments in SEGMENTS_OF.items():
         if side in rows[0]:
             lengths = [int(np.count_nonzero(row[side])) for row in rows]
             packed[side] = _joined(rows, side, lengths, sequence_length)
-            packed[segments] = np.zeros(sequence_length, np.int32)
-            packed[segments][: sum(lengths)] = np.repeat(np.arange(1, len(rows) + 1), lengths)
+            numbers = np.repeat(np.arange(1, len(rows) + 1), lengths)
+            packed[segments] = _padded(numbers, sequence_length)
     if "positions" in rows[0]:
         counts = [int(np.count_nonzero(row["weights"])) for row in rows]
         packed["positions"] = _joined(rows, "positions", counts, most_predictions)
@@ -137,9 +113,8 @@ def pack(rows: Sequence[Row], sequence_length: int, most_predictions: int = 0) -
 def _joined(rows: Sequence[Row], name: str, lengths: Sequence[int], length: int) -> np.ndarray:
     """The first n entries of each row's array, n from `lengths`, joined; zeros up to `length`."""
     joined = np.zeros(length, rows[0][name].dtype)
-    np.concatenate(
-        [row[name][:n] for row, n in zip(rows, lengths, strict=True)], out=joined[: sum(lengths)]
-    )
+    parts = [row[name][:n] for row, n in zip(rows, lengths, strict=True)]
+    joined[: sum(lengths)] = np.concatenate(parts)
     return joined
 
 
@@ -149,5 +124,5 @@ def stack(rows: Sequence[Row]) -> Row:
 
 
 def padding_like(row: Row) -> Row:
-    """A row that counts for nothing: all `PAD`, all weights 0."""
-    return {name: np.zeros_like(array) for name, array in row.items()}
+    """A row that counts for nothing: all `PAD`, all weights 0, and `index`, if any, -1."""
+    return {name: np.full_like(array, -(name == "index")) for name, array in row.items()}

@@ -2,12 +2,10 @@
 
 An example takes up some of a row's room, in one or more measures (tokens; source and target; tokens
 and predictions). Examples of the same sizes form a class. One plan, by best fit from large to
-small, says how many examples of which classes make up each row. It needs only the number of
-examples in each class, so it takes seconds for millions of them and serves all epochs:
+small, says how many examples of which classes make up each row. It takes seconds for millions of
+examples and serves all epochs, each of which has each example once:
 
     epoch = a random order of the rows, and a random order within each class
-
-Each example appears exactly once an epoch.
 """
 
 import functools
@@ -18,7 +16,7 @@ import numpy as np
 from mhe_jax.data.batches import Draw
 
 
-class _Pattern(NamedTuple):
+class Pattern(NamedTuple):
     """The contents of `repeats` rows: `copies` examples of each of `classes`."""
 
     repeats: int
@@ -26,14 +24,9 @@ class _Pattern(NamedTuple):
     copies: np.ndarray
 
 
-def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[_Pattern]:
-    """Best fit decreasing, over classes of size [C, D] with `counts` [C] members each.
-
-    Rows that look alike are handled as one group, so the time grows only with the classes.
-
-    >>> patterns = fill(np.array([[6], [4]]), np.array([3, 5]), np.array([10]))
-    >>> [(repeats, copies.tolist()) for repeats, _, copies in patterns]
-    [(3, [1, 1]), (1, [2])]
+def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[Pattern]:
+    """Best fit decreasing, over classes of size [C, D] with `counts` [C] members each; rows that
+    look alike are one group.
     """
     smallest = sizes.min(axis=0)
     left = np.empty((64, len(capacity)), np.int64)  # room in the rows of each open group
@@ -68,21 +61,13 @@ def fill(sizes: np.ndarray, counts: np.ndarray, capacity: np.ndarray) -> list[_P
                 keep(repeats - filled, content, room)
             keep(filled, [*content, (k, copies)], room - copies * size)
             count -= filled * copies
-    return [
-        _Pattern(repeats, *(np.array(column, np.int64) for column in zip(*content, strict=True)))
-        for repeats, content in done + groups
-    ]
+    return [Pattern(repeats, *np.array(content).T) for repeats, content in done + groups]
 
 
 class Plan:
-    """The rows that hold all examples of `sizes` [N, D] within `capacity` [D], epoch by epoch.
-
-    `num_rows` is the number of rows, `fullness` the share of the first measure that is used.
-    """
+    """The `num_rows` rows that hold all examples of `sizes` [N, D] within `capacity` [D]."""
 
     def __init__(self, sizes: np.ndarray, capacity: tuple[int, ...], seed: int):
-        assert len(sizes)
-        assert (sizes <= capacity).all()
         base = tuple(c + 1 for c in capacity)
         codes, class_of, counts = np.unique(
             np.ravel_multi_index(tuple(sizes.T), base), return_inverse=True, return_counts=True
@@ -100,13 +85,10 @@ class Plan:
             taken[pattern.classes] += pattern.repeats * pattern.copies
         self._ends = np.cumsum([pattern.repeats for pattern in self._patterns])
         self.num_rows = int(self._ends[-1])
-        self.fullness = float(sizes[:, 0].sum()) / (self.num_rows * capacity[0])
         self._seed = seed
         self._epoch = functools.lru_cache(2)(self._shuffled)  # batches straddle two epochs
-        self._length = capacity[0]
-
-    def __str__(self) -> str:
-        return f"{self.num_rows:,} packed rows of {self._length}, {self.fullness:.0%} full"
+        full = float(sizes[:, 0].sum()) / (self.num_rows * capacity[0])
+        self.about = f"{self.num_rows:,} packed rows of {capacity[0]}, {full:.0%} full"
 
     def row(self, number: int) -> tuple[int, np.ndarray]:
         """The epoch, and the examples, of row `number`, counted from the first step."""

@@ -24,38 +24,31 @@ line in `READERS`, and its ending in `TABLES` of `config/files.py`.
 
 import csv
 import io
+import itertools
 import json
 import lzma
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhe_jax.config import InputError
 from mhe_jax.config.files import TABLES, file_format, files_of
 from mhe_jax.config.places import source_path
 from mhe_jax.data.cache import identity, local_copy, opened
-from mhe_jax.data.published import hint
 
 Values = dict[str, Any]
 Records = Iterator[tuple[int, Values]]
 
-BYTE_ORDER_MARK = "\ufeff"
+BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionError)
 INDEX = "index"  # a field that numbers the records
 # The fields where nobody has named any, and so the columns of a table without names.
 NAMELESS = ("text",), ("source", "target")
-# Formats that users often have, and that hold no lines of text.
-NOT_TEXT = {
-    *(".zip", ".bz2", ".zst", ".tar", ".pdf", ".docx", ".html", ".htm", ".xml"),
-    *(".feather", ".ipynb", ".sgm", ".tmx", ".xlsx"),
-}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """The records of a source: `read()` gives each place, for messages, and the values by name."""
 
     name: str
@@ -65,11 +58,8 @@ class Source:
 
 
 def open_records(written: str, fields: Sequence[str], directory: str, cache: Path) -> Source:
-    """What `written` names, relative to `directory`; `fields` are wanted of each record.
-
-    Raises:
-      InputError: there is no such source, or of several formats; later, when it is read, that a
-        file is not of its format. It names file and place.
+    """What `written` names, relative to `directory`; `fields` are wanted of each record. What is
+    wrong inside of a file is an InputError with file and place when it is read.
     """
     if written.startswith("tfds:"):
         from mhe_jax.data import tfds_source  # slow to import
@@ -82,29 +72,37 @@ def open_records(written: str, fields: Sequence[str], directory: str, cache: Pat
             raise InputError(f"{written}: takes demo:train, demo:validation or demo:test")
     else:
         paths = [source_path(directory, name) for name in files_of(directory, written)]
-    form = _format(paths)
-    files = [(str(path), local_copy(path, cache)) for path in paths]
-    identities = []
-    for name, file in files:
+    form, files, identities = _format(paths), [], []
+    for path in paths:
+        file = local_copy(path, cache)
         try:
             identities.append(identity(file))
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
-            reason = f"no such file{hint(file)}" if missing else error.strerror
-            raise InputError(f"{name}: {reason}") from None
+            reason = "no such file" if missing else error.strerror
+            raise InputError(f"{path}: {reason}") from None
+        files.append((path, file))
 
     def read() -> Iterator[tuple[str, Values]]:
         for name, file in files:
-            yield from _records(file, name, form, fields)
+            number = 0
+            try:
+                for number, values in READERS.get(form, lines)(file, fields):
+                    yield f"{name}:{number}", values
+            except InputError as error:  # it begins with the number of a record
+                raise InputError(f"{name}:{error}") from None
+            except BROKEN as error:
+                reason = " ".join(str(error).split())[:200]
+                place = f"{name}: cannot be read after record {number}"
+                raise InputError(f"{place} ({reason})") from None
+            if not number:
+                raise InputError(f"{name}: is empty")
 
     return Source(written, form, identities, read)
 
 
 def _format(paths: Sequence[Path]) -> str:
-    """The one format of all files: a suffix in `READERS`, or another for lines of text.
-
-    Texts have one suffix, numbers apart: what lies beside them (a README) may be none.
-    """
+    """The one suffix of all files, numbers apart: what lies beside them may be no text."""
     forms: dict[str, Path] = {}
     for path in paths:
         form = file_format(path)
@@ -114,32 +112,7 @@ def _format(paths: Sequence[Path]) -> str:
             f"{' and '.join(map(str, forms.values()))} have different formats: name those of one "
             "by a pattern, such as *.txt"
         )
-    ((form, path),) = forms.items()
-    if form in NOT_TEXT:
-        raise InputError(
-            f"{path}: {form} is not a supported format: takes lines of text, {', '.join(READERS)}"
-        )
-    return form
-
-
-def _records(
-    path: Path, name: str, form: str, fields: Sequence[str]
-) -> Iterator[tuple[str, Values]]:
-    number = 0
-    try:
-        for number, values in READERS.get(form, lines)(path, fields):
-            yield f"{name}:{number}", values
-    except _Broken as error:
-        raise InputError(f"{name}:{error}") from None
-    except (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{name}: cannot be read after record {number} ({reason})") from None
-    if not number:
-        raise InputError(f"{name}: is empty")
-
-
-class _Broken(Exception):
-    """A record that is wrong: its number, and the reason."""
+    return next(iter(forms))
 
 
 def lines(path: Path, fields: Sequence[str] = ()) -> Records:
@@ -147,11 +120,9 @@ def lines(path: Path, fields: Sequence[str] = ()) -> Records:
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             try:
-                text = line.decode()
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise _Broken(f"{number}: is not UTF-8 ({error.reason})") from None
-            if number == 1:
-                text = text.removeprefix(BYTE_ORDER_MARK)
+                raise InputError(f"{number}: is not UTF-8 ({error.reason})") from None
             yield number, {"text": text.removesuffix("\n").removesuffix("\r")}
 
 
@@ -165,9 +136,9 @@ def json_lines(path: Path, fields: Sequence[str]) -> Records:
                     json.dumps(found, ensure_ascii=False).encode()  # fails on half a surrogate pair
             except (ValueError, RecursionError) as error:
                 reason = str(error).replace("line 1 column", "column")
-                raise _Broken(f"{number}: is not JSON ({reason})") from None
+                raise InputError(f"{number}: is not JSON ({reason})") from None
             if not isinstance(found, dict):
-                raise _Broken(f"{number}: is not a JSON object")
+                raise InputError(f"{number}: is not a JSON object")
             yield number, flat(found)
 
 
@@ -185,7 +156,7 @@ def comma_separated(path: Path, fields: Sequence[str]) -> Records:
         try:
             yield from _named(((reader.line_num, cells) for cells in reader), fields)
         except csv.Error as error:
-            raise _Broken(f"{reader.line_num}: is not CSV ({error})") from None
+            raise InputError(f"{reader.line_num}: is not CSV ({error})") from None
 
 
 def _named(rows: Iterator[tuple[int, list[str]]], fields: Sequence[str]) -> Records:
@@ -201,7 +172,7 @@ def _named(rows: Iterator[tuple[int, list[str]]], fields: Sequence[str]) -> Reco
                 continue
             names = list(fields)
         if len(cells or [""]) != len(names):
-            raise _Broken(f"{number}: has {len(cells)} columns, not {len(names)} as before")
+            raise InputError(f"{number}: has {len(cells)} columns, not {len(names)} as before")
         yield number, dict(zip(names, cells or [""], strict=True))
 
 
@@ -226,27 +197,22 @@ def arrow(path: Path, fields: Sequence[str]) -> Records:
 
 
 def _rows(schema: Any, batches: Any) -> Records:
-    classes, number = _classes(schema), 0
+    """Rows; where `datasets` has stored a class as a number, FIELD.name has its name."""
+    try:
+        known = flat(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+        fields = [name.removesuffix("._type") for name in known if known[name] == "ClassLabel"]
+        classes = {field: known[f"{field}.names"] for field in fields}
+    except (KeyError, ValueError, TypeError):
+        classes = {}
+    numbers = itertools.count(1)
     for batch in batches:
         batch.validate(full=True)  # reading past the end of a buffer would crash the process
-        for values in batch.to_pylist():
-            number += 1
-            values = flat(values)
+        for values in map(flat, batch.to_pylist()):
             for field in classes.keys() & values.keys():
                 names, value = classes[field], values[field]
                 found = names[value] if value in range(len(names)) else value
                 values[f"{field}.name"] = None if value == -1 else found
-            yield number, values
-
-
-def _classes(schema: Any) -> dict[str, list[str]]:
-    """Class names in order, for each field that `datasets` knows to hold classes."""
-    try:
-        known = flat(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
-    except (KeyError, ValueError, TypeError):
-        return {}
-    fields = [name.removesuffix("._type") for name in known if known[name] == "ClassLabel"]
-    return {field: known[f"{field}.names"] for field in fields if f"{field}.names" in known}
+            yield next(numbers), values
 
 
 def questions(path: Path, fields: Sequence[str]) -> Records:
@@ -260,7 +226,7 @@ def questions(path: Path, fields: Sequence[str]) -> Records:
                     number += 1
                     yield number, {**question, "context": paragraph.get("context")}
     except (KeyError, TypeError, AttributeError) as error:
-        raise _Broken(f"question {number + 1}: is not in SQuAD's format ({error})") from None
+        raise InputError(f"question {number + 1}: is not in SQuAD's format ({error})") from None
 
 
 READERS: dict[str, Callable[[Path, Sequence[str]], Records]] = {
@@ -275,14 +241,9 @@ assert READERS.keys() == TABLES  # by which the config knows a source of pairs
 
 
 def flat(record: Mapping[str, Any]) -> Values:
-    """All fields, and those inside of them by names that dots join; a field of such a name wins.
-
-    >>> flat({"id": 7, "translation": {"en": "yes", "de": "ja"}})["translation.de"]
-    'ja'
-    """
+    """All fields, and those inside of them by names that dots join; a field of such a name wins."""
     found = dict(record)
     for name, value in record.items():
         if isinstance(value, dict):
-            inner = {f"{name}.{part}": of for part, of in flat(value).items()}
-            found = inner | found
+            found = {f"{name}.{part}": of for part, of in flat(value).items()} | found
     return found

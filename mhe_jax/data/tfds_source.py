@@ -3,7 +3,7 @@
 import contextlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,39 @@ import tensorflow_datasets as tfds
 import tensorflow_datasets.text  # registers its data sets
 import tensorflow_datasets.translate  # noqa: F401
 from tensorflow_datasets.core import naming, read_only_builder
-from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from mhe_jax.config import InputError
 from mhe_jax.data.cache import identity
 
 AT_ONCE = 128  # examples that are read together, in threads
-NAME = re.compile(
-    r"tfds:(?P<name>\w+(?:/[^:/]+)?(?::\d+\.\d+\.\d+)?):(?P<split>[^:/]+(?:\[.*\])?.*)"
-)
+NAME = re.compile(r"tfds:([^\[]+):([^:\[]+.*)")
 
 
-def open_split(
-    written: str,
-) -> tuple[Sequence[Any], Callable[[], Iterator[tuple[str, dict[str, Any]]]]]:
+def open_split(written: str) -> tuple[list[Any], Callable[[], Iterator[tuple[str, Any]]]]:
     """What changes with the files of `tfds:NAME/CONFIG:SPLIT`, and a reader of its examples.
 
     NAME may carry a version (`tfds:wmt14_translate/de-en:1.0.0:train`), SPLIT a slice
     (`tfds:wmt14_translate/de-en:train[:90%]`); data is where TFDS keeps it ($TFDS_DATA_DIR).
     Nothing is downloaded: InputError if it is not prepared as ArrayRecord.
     """
-    builder, split = _open(written)
-    parts = builder.info.splits[split].file_instructions
-    files = [Path(builder.data_dir) / part.filename for part in parts]
+    match = NAME.fullmatch(written)
+    if match is None:
+        raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
+    name, split = match.groups()
+    builder = _builder(name, written)
+    form = builder.info.file_format
+    if not builder.is_prepared() or form is not tfds.core.FileFormat.ARRAY_RECORD:
+        raise InputError(
+            f"{written}: not prepared in {builder.data_dir} as array_record; mhe-jax data {name} "
+            "prepares it (what is there in another format: move it away)"
+        )
+    try:
+        parts = builder.info.splits[split].file_instructions
+    except (KeyError, ValueError):
+        has = ", ".join(builder.info.splits)
+        raise InputError(f"{written}: has no split {split!r}; it has {has}") from None
 
-    def read() -> Iterator[tuple[str, dict[str, Any]]]:
+    def read() -> Iterator[tuple[str, Any]]:
         try:
             examples = builder.as_data_source(split=split)
             for start in range(0, len(examples), AT_ONCE):
@@ -44,29 +52,19 @@ def open_split(
                 for number, example in zip(numbers, examples.__getitems__(numbers), strict=True):
                     yield f"{written}: example {number}", plain(example)
         except (OSError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"{written}: cannot be read: {reason[:200]}") from None
+            raise InputError(f"{written}: cannot be read: {_short(error)}") from None
 
-    try:
-        return [split, *map(identity, files)], read
-    except OSError as error:
-        raise InputError(f"{written}: {error.filename}: {error.strerror}") from None
+    return [split, *(identity(Path(builder.data_dir) / part.filename) for part in parts)], read
 
 
 def prepare(name: str) -> dict[str, Any]:
-    """Prepares a data set unless that is done; returns its directory and its examples per split.
-
-    It is written as ArrayRecord, which needs no TensorFlow; TFDS fetches the raw data.
-    """
+    """Prepares a data set unless that is done; returns its directory and its examples per split."""
     builder = _builder(name, name)
     try:
         if not builder.is_prepared():
             builder.download_and_prepare()
     except Exception as error:  # each of its many data sets has its own
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, ImportError) and error.name == "apache_beam":
-            reason = "it is made by Apache Beam, which is not installed here: see docs/pods.md"
-        raise InputError(f"{name}: TFDS cannot prepare it: {reason[:300]}") from None
+        raise InputError(f"{name}: TFDS cannot prepare it: {_short(error)}") from None
     splits = {split: info.num_examples for split, info in builder.info.splits.items()}
     return {"directory": str(builder.data_dir), "examples": splits}
 
@@ -78,36 +76,12 @@ def _builder(name: str, where: str) -> Any:
         return read_only_builder.builder_from_files(str(base), **options)
     try:
         return tfds.builder(name, file_format="array_record")
-    except DatasetNotFoundError:
-        raise InputError(f"{where}: TFDS knows no data set {name!r}, prepared or not") from None
-    except Exception as error:  # a dozen kinds: no such config, a broken directory
-        reason = textwrap.shorten(str(error), 200, placeholder=" ...")
-        raise InputError(f"{where}: TFDS cannot open {name!r}: {reason}") from None
+    except Exception as error:  # a dozen kinds: no such data set or config, a broken directory
+        raise InputError(f"{where}: TFDS cannot open {name!r}: {_short(error)}") from None
 
 
-def _open(written: str) -> tuple[Any, str]:
-    """The builder of a prepared data set, and the split, checked to exist."""
-    match = NAME.fullmatch(written)
-    if match is None:
-        raise InputError(f"{written}: must be tfds:NAME:SPLIT or tfds:NAME/CONFIG:SPLIT")
-    name, split = match["name"], match["split"]
-    builder = _builder(name, written)
-    told = f"{written}: not prepared in {builder.data_dir}"
-    if not builder.is_prepared():
-        raise InputError(f"{told}; mhe-jax data {name} prepares it")
-    if builder.info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
-        raise InputError(
-            f"{told} as array_record, but as {builder.info.file_format.value}: move it away, and "
-            f"mhe-jax data {name} prepares it anew"
-        )
-    try:
-        found = builder.info.splits[split]
-    except (KeyError, ValueError):
-        has = ", ".join(builder.info.splits)
-        raise InputError(f"{written}: has no split {split!r}; it has {has}") from None
-    if not found.num_examples:
-        raise InputError(f"{written}: is empty")
-    return builder, split
+def _short(error: Exception) -> str:
+    return textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
 
 
 def plain(value: Any) -> Any:

@@ -7,14 +7,12 @@ the file does not have, or has in two roles: these are ours alone.
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.data import BOS, EOS, MASK, NUM_SPECIAL, PAD, UNK
-from mhe_jax.config.places import path_of
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.tokenizer import SPECIAL_PIECES, Tokenizer
 
@@ -27,8 +25,7 @@ NAMES = {
     MASK: ("<mask>", "[MASK]", "<|mask|>"),
 }
 NAME = "tokenizer.json"
-# In `of_file`: a special token that is ours alone.
-ABSENT = -1
+ABSENT = -1  # in `of_file`: a special token that is ours alone
 # Joiners of letters, and the tags of emoji.
 JOINERS = {*map(chr, (0x200C, 0x200D, *range(0xE0020, 0xE0080)))}
 
@@ -39,34 +36,27 @@ class JsonTokenizer(Tokenizer):
     What the file says of tokens around a text, truncation and padding is ignored: tasks make rows.
     """
 
-    takes_pieces = False
-
     def __init__(self, model: bytes, name: str = NAME):
         """As `Tokenizer`; InputError also where `tokenizers` is not installed."""
         try:
             import tokenizers
         except ModuleNotFoundError:
             raise not_installed(f"{name} needs tokenizers", "export") from None
-        self.model, self.name = model, name
-        self.key = key_of(model.hex())
+        self.model, self.name, self.key = model, name, key_of(model.hex())
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(model.decode())
         except Exception as error:  # the library raises no class of its own
-            raise InputError(
-                f"{name}: is not a tokenizer of the library tokenizers: {error}"
-            ) from None
+            raise InputError(f"{name}: is not a tokenizer: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not ids:
-            raise InputError(f"{name}: has no tokens")
-        special = [_first(ids, NAMES[i]) for i in range(NUM_SPECIAL)]
+        names = [[name for name in NAMES[i] if name in ids] for i in range(NUM_SPECIAL)]
+        special = [ids[found[0]] if found else ABSENT for found in names]
         if special[BOS] == special[EOS]:
             special[BOS] = ABSENT
         others = sorted({*range(max(ids.values()) + 1)} - {*special})
-        # [V]: the id in the file for each of our ids.
-        self.of_file = np.array([*special, *others])
+        self.of_file = np.array([*special, *others])  # [V]: the file's id for each of ours
         self.vocabulary_size = len(self.of_file)
         there = self.of_file != ABSENT
         self._ours = np.zeros(max(ids.values()) + 1, np.int64)
@@ -97,10 +87,8 @@ class JsonTokenizer(Tokenizer):
         return [self._ours[one.ids].tolist() if one.ids else [] for one in found]
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Where each token of `encode(text)` begins and ends in `text`, in characters: [n, 2].
-
-        Letters and marks that the file drops, or composes with others, belong to the token before
-        them in their word, or else to that after them.
+        """As `Tokenizer`; letters and marks that the file drops, or composes with others, belong
+        to the token before them in their word, or else to that after them.
         """
         found = self._tokenizer.encode(text, add_special_tokens=False)
         assert len(found.ids) >= len(ids)
@@ -123,20 +111,3 @@ class JsonTokenizer(Tokenizer):
         """The text of ids; special tokens give nothing."""
         ids = np.array([i for i in ids if i >= NUM_SPECIAL], np.int64)
         return self._tokenizer.decode(self.of_file[ids].tolist(), skip_special_tokens=True)
-
-
-def _first(ids: dict[str, int], names: Sequence[str]) -> int:
-    return next((ids[name] for name in names if name in ids), ABSENT)
-
-
-def open_tokenizer(path: str | Path) -> Tokenizer:
-    """Reads a tokenizer: a sentencepiece model, or JSON.
-
-    Raises:
-      InputError: it cannot be read, or is neither.
-    """
-    try:
-        is_json = path_of(path).read_bytes()[:1] == b"{"
-    except OSError:
-        is_json = False  # `Tokenizer.load` says why
-    return (JsonTokenizer if is_json else Tokenizer).load(path)

@@ -8,14 +8,13 @@ four. Files are read by memory map. Each appears whole or not at all: who was in
 with the next, and several processes make different ones.
 """
 
-import contextlib
 import functools
 import itertools
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +25,10 @@ from mhe_jax.config import InputError
 from mhe_jax.config.data import EOS
 from mhe_jax.data.cache import built_once, key_of
 from mhe_jax.data.text import Item, Text
-from mhe_jax.data.tokenizer import pieces
+from mhe_jax.data.tokenizer import Tokenizer, pieces
 from mhe_jax.data.words import AnyTokenizer, HashedWords
 
-VERSION = 2  # of the files
+VERSION = 3  # of the files
 PART = 16 << 20  # bytes of text in a part, as long as there are at most so many parts:
 MOST_PARTS = 128  # a map holds its file open, and a process may have about a thousand
 AT_ONCE = 1 << 12  # texts that are tokenized at once
@@ -62,20 +61,12 @@ class Tokens:
         """The tokens from `of.start` up to `of.stop`, as far as there are."""
         start, stop, _ = of.indices(self.num_tokens)
         part = int(np.searchsorted(self._firsts, start, side="right")) - 1
-        found = []
+        found = [np.zeros(0, np.int32)]
         while start < stop:
             first = int(self._firsts[part])
             found.append(self._parts[part][start - first : stop - first])
             start, part = first + len(self._parts[part]), part + 1
-        return np.concatenate(found) if found else np.zeros(0, np.int32)
-
-
-def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """The tokens of each text, eos after them."""
-    cut = [pieces(text) if tokenizer.takes_pieces else [text] for text in texts]
-    rows = iter(tokenizer.encode_batch([*itertools.chain(*cut)], num_threads=-1))
-    for parts in cut:
-        yield [*itertools.chain.from_iterable(itertools.islice(rows, len(parts))), EOS]
+        return np.concatenate(found)
 
 
 def tokens_of(
@@ -84,82 +75,69 @@ def tokens_of(
     """The tokens of each side of a text: one, or source and target.
 
     Process p of P makes parts p, p + P, ... of those that are not there, then any still missing.
-
-    Raises:
-      InputError: the cache cannot be written or is damaged, or the text changes meanwhile.
     """
-    with contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=cache) as own:
         if isinstance(tokenizer, HashedWords) and tokenizer.is_local:
             # Its numbers mean nothing to another process; a file that is mapped may be deleted.
-            cache = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=cache)))
+            cache = Path(own)
         parts_of = (VERSION, PART, text.key, text.sides, tokenizer.key, tokenizer.vocabulary_size)
         directory = cache / "tokens" / key_of(*parts_of)
 
         def make(draft: Path) -> None:
             if process_count > 1:
                 _make(text, tokenizer, directory, process_index, process_count)
-            draft.write_text(json.dumps(_make(text, tokenizer, directory, 0, 1)))
+            draft.write_text(json.dumps(_make(text, tokenizer, directory)))
 
-        count, sides = json.loads(built_once(directory / "parts", make).read_text())
+        count = json.loads(built_once(directory / "parts", make).read_text())
+        names = [[f"{i:06}.{side}.npy" for i in range(count)] for side in range(text.sides)]
         try:
-            return [
-                Tokens([np.load(_file(directory, i, side), mmap_mode="r") for i in range(count)])
-                for side in range(sides)
-            ]
+            return [Tokens([np.load(directory / name, "r") for name in of]) for of in names]
         except (OSError, ValueError, EOFError) as error:
             raise InputError(f"{directory}: is damaged ({error}): delete it") from None
 
 
-def _file(directory: Path, part: int, side: int) -> Path:
-    return directory / f"{part:06}.{side}.npy"
-
-
 def _make(
-    text: Text, tokenizer: AnyTokenizer, directory: Path, first: int, step: int
-) -> tuple[int, int]:
-    """Makes every `step`-th part from `first` on that is not there; the numbers of `parts`."""
-    size = max(PART, text.size // MOST_PARTS)
-    shown = text.size > PART and sys.stderr.isatty()
-    parts: Iterable[tuple[list[Item], int]] = track(
-        _parts(text, size),
+    text: Text, tokenizer: AnyTokenizer, directory: Path, first: int = 0, step: int = 1
+) -> int:
+    """Makes every `step`-th part from `first` on that is not there; how many there are in all."""
+    size, length, items, count = max(PART, text.size // MOST_PARTS), 0, 0, 0
+
+    def part_of(item: Item) -> int:
+        nonlocal length
+        length += sum(len(side.encode()) for side in item)
+        return length // size
+
+    shown = track(
+        text,
         f"tokenizing {text.name}",
-        total=text.size // size + 1,
         console=Console(stderr=True),
         transient=True,
-        disable=not shown,
+        disable=text.size <= PART or not sys.stderr.isatty(),
     )
-    count, sides, items, length = 0, 0, 0, 0
-    for count, (part, of_part) in enumerate(parts, 1):
-        sides, items, length = len(part[0]), items + len(part), length + of_part
-        if (count - 1) % step == first:
-            for side, texts in enumerate(zip(*part, strict=True)):
+    for count, (_, group) in enumerate(itertools.groupby(shown, part_of), 1):
+        part = [*group]
+        items += len(part)
+        for side, texts in enumerate(zip(*part, strict=True)):
+            if (count - 1) % step == first:
                 build = functools.partial(_write, tokenizer, texts)
-                built_once(_file(directory, count - 1, side), build)
-    if (items, length) != (text.num_items, text.size):
+                built_once(directory / f"{count - 1:06}.{side}.npy", build)
+    if (items, length) != (len(text), text.size):
         shutil.rmtree(directory, ignore_errors=True)  # it is of another text than its name says
         raise InputError(f"{text.name}: has changed while it was read")
-    return count, sides
-
-
-def _parts(text: Text, most: int) -> Iterator[tuple[list[Item], int]]:
-    """The items, about `most` bytes at a time, and how many bytes."""
-    part: list[Item] = []
-    size = 0
-    for item in text:
-        part.append(item)
-        size += sum(len(side.encode()) for side in item)
-        if size + len(part) > most:
-            yield part, size
-            part, size = [], 0
-    if part:
-        yield part, size
+    return count
 
 
 def _write(tokenizer: AnyTokenizer, texts: Sequence[str], draft: Path) -> None:
     kind = np.uint16 if tokenizer.vocabulary_size <= 1 << 16 else np.int32
-    chunks = (encode(tokenizer, texts[i : i + AT_ONCE]) for i in range(0, len(texts), AT_ONCE))
-    flat = itertools.chain.from_iterable
-    ids = np.concatenate([np.fromiter(flat(chunk), kind) for chunk in chunks])
+    flat, chunks = itertools.chain.from_iterable, []
+    for start in range(0, len(texts), AT_ONCE):
+        some = texts[start : start + AT_ONCE]
+        # Only sentencepiece puts a space before each text.
+        cut = [[*pieces(text)] if type(tokenizer) is Tokenizer else [text] for text in some]
+        rows = iter(tokenizer.encode_batch([*flat(cut)], num_threads=-1))
+        ended = ((*flat(itertools.islice(rows, len(parts))), EOS) for parts in cut)
+        chunks.append(np.fromiter(flat(ended), kind))
+    ids = np.concatenate(chunks)
     if np.count_nonzero(ids == EOS) != len(texts):
         raise InputError(f"{tokenizer.name}: makes an eos of something inside a text")
     np.save(draft, ids)

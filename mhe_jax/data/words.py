@@ -1,10 +1,8 @@
-"""Hashed words instead of a tokenizer: nothing is out of vocabulary.
+"""Hashed words instead of a tokenizer (Xue & Aletras 2022): nothing is out of vocabulary.
 
 `_emb`   ids are buckets of the hash: rows of one table, like the ids of pieces
 others   ids number the words that this process has met; they never leave it. A batch has the type
          and the signature of each token, see `HashedWords.inputs`
-
-Source: Xue & Aletras 2022, "HashFormers".
 """
 
 import itertools
@@ -17,21 +15,15 @@ from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import NUM_SPECIAL, UNK
 from mhe_jax.data.cache import key_of
 from mhe_jax.data.tokenizer import Pieces, Tokenizer
-from mhe_jax.hashformers.hashes import BYTES, LSH, MD, UNKNOWN, offsets, split
+from mhe_jax.hashformers import BYTES, LSH, MD, UNKNOWN, offsets, split
 
-# The type of an ordinary word; the special tokens before it have their ids as types.
-WORD = NUM_SPECIAL
+WORD = NUM_SPECIAL  # the type of an ordinary word; special tokens have their ids as types
 
 
 class HashedWords:
-    """Text to ids of words, and those ids to the inputs of a model.
+    """Text to ids of words, each hashed once and kept, and those ids to the inputs of a model."""
 
-    Every word is hashed once and kept: 16 bytes of hash (or one number), and the word itself.
-    """
-
-    # As in RoBERTa: <s> A </s> </s> B </s>.
-    separators = 2
-    takes_pieces = True
+    separators = 2  # as in RoBERTa: <s> A </s> </s> B </s>
 
     def __init__(self, config: ModelConfig, pieces: Pieces | None = None):
         """LSH takes its features from `pieces`; MD has none."""
@@ -40,16 +32,9 @@ class HashedWords:
         self.name = config.hashing if pieces is None else pieces.name
         # What the signatures of words depend on, and with `vocabulary_size` their ids.
         self.key = key_of(config.hashing, pieces.key if pieces is not None else None)
-        self._buckets = None
-        # Whether ids number the words of this process.
-        self.is_local = not config.has_table
-        # Ids are below this.
-        self.vocabulary_size = np.iinfo(np.int32).max
-        if config.has_table:
-            self._buckets = config.vocabulary_size - NUM_SPECIAL
-            self.vocabulary_size = config.vocabulary_size
+        self.is_local = not config.has_table  # ids number the words of this process
+        self.vocabulary_size = np.iinfo(np.int32).max if self.is_local else config.vocabulary_size
         self._ids = {UNKNOWN: UNK}
-        self._num_words = 0
         self._signatures = np.zeros((1 << 10, BYTES), np.uint8)
         self._lock = threading.Lock()
 
@@ -67,36 +52,29 @@ class HashedWords:
         with self._lock:
             words = dict.fromkeys(itertools.chain.from_iterable(rows))
             new = [word for word in words if word not in self._ids]
-            if self._buckets is not None:
-                ids = self._hash.buckets(new, self._buckets) + NUM_SPECIAL
+            if not self.is_local:
+                ids = self._hash.buckets(new, self.vocabulary_size - NUM_SPECIAL) + NUM_SPECIAL
                 self._ids.update(zip(new, ids.tolist(), strict=True))
                 return
-            first = NUM_SPECIAL + self._num_words
+            first = NUM_SPECIAL + len(self._ids) - 1
             last = first + len(new)
             if last > len(self._signatures):
-                grown = np.zeros((2 * last, BYTES), np.uint8)
-                grown[:first] = self._signatures[:first]
-                self._signatures = grown
+                self._signatures = np.pad(self._signatures[:first], ((0, 2 * last - first), (0, 0)))
             self._signatures[first:last] = self._hash.signatures(new)
-            self._num_words += len(new)
             # Last, so that a thread that finds a word in `_ids` finds its signature too.
             self._ids.update(zip(new, range(first, last), strict=True))
 
     def inputs(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The inputs of a model for ids [...].
-
-        `tokens` [...] are the ids themselves, rows of the table. Without a table they are types, 0
-        to 4 the special tokens and 5 a word, with `signatures` [..., 16], zeros for special tokens.
+        """The inputs of a model for ids [...]: themselves, or without a table as `tokens` their
+        types (0 to 4 special tokens, 5 a word), and `signatures` [..., 16], zeros but for words.
         """
-        if self._buckets is not None:
+        if not self.is_local:
             return {"tokens": ids}
         return {"tokens": np.minimum(ids, WORD), "signatures": self._signatures[ids]}
 
     def offsets(self, text: str, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Where each word of a text begins and ends in it, in characters: [n, 2]."""
-        found = offsets(text)
-        assert len(found) == len(ids)
-        return found
+        return offsets(text)
 
 
 AnyTokenizer = Tokenizer | HashedWords

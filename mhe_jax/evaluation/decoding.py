@@ -16,6 +16,7 @@ the beams of a row side by side.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from mhe_jax.model import unroll_layers
 FORBIDDEN = (PAD, UNK, BOS, MASK)
 
 Cache = Any
-# step(cache, tokens [N, 1], positions [N, 1]) -> logits or log-probabilities [N, V], cache
+# (cache, tokens [N, 1], positions [N, 1]) -> logits or log-probabilities [N, V], cache
 Step = Callable[[Cache, jax.Array, jax.Array], tuple[jax.Array, Cache]]
 
 
@@ -52,8 +53,7 @@ class Hypotheses(NamedTuple):
 def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
     """On a GPU, the same model and parameters with layers that are not scanned.
 
-    Each step of a scan cuts the cache of a layer out of that of all, and puts it back: three to
-    four times the bytes of the caches (experiments/kernels_gpu).
+    A step of a scan moves three to four times the bytes of the caches (experiments/kernels_gpu).
     """
     if platform() != "gpu" or not model.config.scan_layers:
         return model, params
@@ -61,22 +61,10 @@ def unrolled(model: Any, params: Any) -> tuple[Any, Any]:
     return model.clone(config=config), unroll_layers(params)
 
 
-def length_penalties(max_length: int, length_penalty: float) -> np.ndarray:
-    """`((5 + n) / 6)^length_penalty` for n = 0 .. max_length, float32 [max_length + 1].
-
-    >>> length_penalties(7, 1.0)[[1, 7]].tolist()
-    [1.0, 2.0]
-    """
-    return (((5.0 + np.arange(max_length + 1)) / 6.0) ** length_penalty).astype(np.float32)
-
-
 def allowed(
     log_probs: jax.Array, forbidden: Sequence[int], eos_id: int, may_end: jax.Array
 ) -> jax.Array:
-    """`-inf` at the tokens that are never generated, and at eos unless the scalar `may_end`.
-
-    The others keep the model's probability.
-    """
+    """`-inf` at the tokens that are never generated, and at eos unless the scalar `may_end`."""
     ids = np.arange(log_probs.shape[-1])
     banned = np.isin(ids, forbidden) | ((ids == eos_id) & ~may_end)
     return jnp.where(banned.reshape((1,) * (log_probs.ndim - 1) + (-1,)), -jnp.inf, log_probs)
@@ -88,21 +76,16 @@ def expand_to_beams(cache: Cache, beam_size: int, batch_axis: int = 0) -> Cache:
 
 
 def reorder_beams(cache: Cache, parents: jax.Array, batch_axis: int = 0) -> Cache:
-    """Beam k of row b becomes what beam `parents[b, k]` of row b was, in every leaf.
-
-    The gather runs within a row only, so that rows sharded over devices stay where they are.
-    """
+    """Beam k of row b becomes what beam `parents[b, k]` of row b was, in every leaf."""
     rows, beams = parents.shape
 
     def reorder(leaf):
         before, after = leaf.shape[:batch_axis], leaf.shape[batch_axis + 1 :]
         leaf = leaf.reshape(*before, rows, beams, *after)
-        take = jax.vmap(
-            lambda row, parent: jnp.take(row, parent, axis=batch_axis, mode="clip"),
-            in_axes=(batch_axis, 0),
-            out_axes=batch_axis,
-        )
-        return take(leaf, parents).reshape(*before, rows * beams, *after)
+        # Within a row only, so that rows sharded over devices stay where they are.
+        take = functools.partial(jnp.take, axis=batch_axis, mode="clip")
+        leaf = jax.vmap(take, (batch_axis, 0), batch_axis)(leaf, parents)
+        return leaf.reshape(*before, rows * beams, *after)
 
     return jax.tree.map(reorder, cache)
 
@@ -127,23 +110,22 @@ def beam_search(
 
     Each position takes the K most probable continuations of a row's running prefixes. Those that
     end in eos leave the beam for the row's list of finished hypotheses, which keeps the best
-    scores. The others run on, and the next most probable ones take the freed places. With one beam
-    this is greedy search, the most probable token at each position, whatever the length penalty.
+    scores. The others run on, and the next most probable ones take the freed places.
 
-    A row stops when no running prefix can still beat the worst finished hypothesis of a full list.
-    A prefix of log-probability s can come to at most s / penalty(its row's maximum length), since s
-    is negative, only falls, and is divided by nothing larger: so the stop never changes a result.
+    A row stops when no running prefix can still beat the worst finished hypothesis of a full list:
+    one of log-probability s < 0, which only falls, comes to s / penalty(maximum length) at most.
 
     Args:
         step: the model, one token further, for N = B·K rows.
-        cache: the cache that `step` starts from, for B rows: it is repeated for the beams here.
+        cache: what `step` starts from, for B rows: it is repeated for the beams here.
         max_lengths: [B], the longest output of each row, eos counted; 0 marks padding.
-        max_length: L, the size of the output; no row's maximum is larger.
+        max_length: L, the size of the output.
         num_hypotheses: R, the length of the finished list; None means K. A short one stops earlier.
         batch_axis: where the rows are in the leaves of the cache: 0, or 1 under scanned layers.
     """
     keep = beam_size if num_hypotheses is None else num_hypotheses
-    penalties = jnp.asarray(length_penalties(max_length, length_penalty))
+    penalties = ((5.0 + np.arange(max_length + 1)) / 6.0) ** length_penalty
+    penalties = jnp.asarray(penalties.astype(np.float32))
     max_lengths = jnp.minimum(max_lengths, max_length).astype(jnp.int32)
     rows, beams = max_lengths.shape[0], beam_size
     is_padding = max_lengths <= 0
@@ -174,15 +156,12 @@ def beam_search(
         tokens = lax.dynamic_update_slice_in_dim(tokens, ids[:, :, None], i, axis=2)
 
         ended = jnp.where(ids == eos_id, candidates, -jnp.inf)
-        finished = _merge(
-            finished,
-            Hypotheses(
-                tokens,
-                jnp.where(ended > -jnp.inf, i + 1, 0),
-                ended,
-                ended / penalties[i + 1],
-            ),
-        )
+        lengths = jnp.where(ended > -jnp.inf, i + 1, 0)
+        new = Hypotheses(tokens, lengths, ended, ended / penalties[i + 1])
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), finished, new)
+        _, order = lax.top_k(both.scores, keep)  # of equal scores, the older comes first
+        taken = jax.vmap(lambda leaf, order: leaf[order])
+        finished = jax.tree.map(lambda leaf: taken(leaf, order), both)
         running = jnp.where(ids == eos_id, -jnp.inf, candidates)
         best = jnp.max(running, axis=1)
         done |= failed | (i + 1 >= max_lengths) | (best == -jnp.inf)
@@ -193,41 +172,20 @@ def beam_search(
         return i + 1, tokens, running, done, failed, finished, cache
 
     empty = jnp.where(is_padding[:, None], 0.0, jnp.full((rows, keep), -jnp.inf))
-    finished = Hypotheses(
-        jnp.full((rows, keep, max_length), pad_id, jnp.int32),
-        jnp.zeros((rows, keep), jnp.int32),
-        empty,
-        empty,
+    nothing = jnp.full((rows, keep, max_length), pad_id, jnp.int32)
+    start = (
+        jnp.int32(0),
+        jnp.full((rows, beams, max_length), pad_id, jnp.int32),
+        jnp.where((jnp.arange(beams)[None] == 0) & ~is_padding[:, None], 0.0, -jnp.inf),
+        is_padding,
+        jnp.zeros((rows,), bool),
+        Hypotheses(nothing, jnp.zeros((rows, keep), jnp.int32), empty, empty),
+        expand_to_beams(cache, beams, batch_axis),
     )
-    first = jnp.where((jnp.arange(beams)[None] == 0) & ~is_padding[:, None], 0.0, -jnp.inf)
-    carry = lax.while_loop(
-        lambda carry: (carry[0] < max_length) & ~jnp.all(carry[3]),
-        body,
-        (
-            jnp.int32(0),
-            jnp.full((rows, beams, max_length), pad_id, jnp.int32),
-            first,
-            is_padding,
-            jnp.zeros((rows,), bool),
-            finished,
-            expand_to_beams(cache, beams, batch_axis),
-        ),
-    )
-    failed, finished = carry[4][:, None], carry[5]
-    return Hypotheses(
-        finished.tokens,
-        finished.lengths,
-        jnp.where(failed, jnp.nan, finished.log_probs),
-        jnp.where(failed, jnp.nan, finished.scores),
+    *_, failed, finished, _ = lax.while_loop(
+        lambda carry: (carry[0] < max_length) & ~jnp.all(carry[3]), body, start
     )
 
-
-def _merge(kept: Hypotheses, new: Hypotheses) -> Hypotheses:
-    """The best of both by score, as many as `kept` has; of equal scores, `kept` comes first."""
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), kept, new)
-    _, order = lax.top_k(both.scores, kept.scores.shape[1])
-
-    def take(leaf):
-        return jnp.take_along_axis(leaf, jnp.expand_dims(order, range(2, leaf.ndim)), axis=1)
-
-    return jax.tree.map(take, both)
+    broken = jnp.where(failed[:, None], jnp.nan, 0.0)  # also of what is -inf
+    log_probs, scores = finished.log_probs + broken, finished.scores + broken
+    return finished._replace(log_probs=log_probs, scores=scores)

@@ -15,20 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax import tasks
 from mhe_jax.config import EvaluationConfig, InputError
-from mhe_jax.data import BOS, EOS, PAD, Tokenizer, examples
+from mhe_jax.data import BOS, EOS, examples
+from mhe_jax.data.batches import padded
 from mhe_jax.data.rows import num_windows
-from mhe_jax.evaluation.programs import CompiledRun
-from mhe_jax.evaluation.texts import text_of
-from mhe_jax.tasks.labelled import LabelledTask
-from mhe_jax.tasks.labelled.batches import EvaluationExamples
-from mhe_jax.tasks.labelled.windows import Answer, WindowRows
+from mhe_jax.evaluation.programs import CompiledRun, filled
+from mhe_jax.tasks.labelled.rows import LabelledRows
+from mhe_jax.tasks.labelled.windows import Answer
 from mhe_jax.tasks.sums import label_nats
-from mhe_jax.tasks.task import outputs_of
 
 Pooling = Literal["mean", "first"] | None
 
@@ -47,22 +44,29 @@ class Prediction:
 
 
 def predict(
-    run: CompiledRun, evaluation: EvaluationConfig, given: Sequence[Any]
+    run: CompiledRun, evaluation: EvaluationConfig, items: Sequence[Any]
 ) -> list[Prediction] | list[float] | list[Answer]:
     """The prediction for each example, in order, by the rows of the task's evaluation."""
-    if not given:
+    if not items:
         return []
     config = replace(run.config, evaluation=evaluation)
-    task, labels = tasks.of(config), config.data.labels
-    assert isinstance(task, LabelledTask)
-    made, longest = task.rows(config, run.tokenizer, given), config.data.sequence_length
-    rows, plan = run.plan(made.lengths, evaluation.batch_size, longest)
-    outputs = outputs_of(run.sums_of(EvaluationExamples(made, longest, rows, plan=plan)))
-    run.check_finite(all(np.isfinite(found[numbers >= 0]).all() for numbers, found in outputs))
-    if isinstance(made, WindowRows):
-        return made.decided(made.predictions(outputs))
+    task: Any = tasks.of(config)
+    labels = config.data.labels
+    made, sums = task.rows(config, run.tokenizer, items), task.sums(run.model, outputs=True)
+
+    def program(params: Any, batch: Any) -> jax.Array:
+        return sums(params, batch, None)["outputs"]
+
+    def arrays(numbers: list[int], rows: int, length: int) -> tuple[Any]:
+        make, all_numbers = made.planned(length, padded(np.array(numbers), rows))
+        return (task.read(examples.stack([make(number) for number in all_numbers])),)
+
+    given = made.lengths, config.data.sequence_length, evaluation.batch_size, arrays
+    found = run.each("predict", program, *given)
+    outputs = [(np.array([number]), logits[None]) for number, logits in found]
+    run.check_finite(all(np.isfinite(logits).all() for _, logits in outputs))
     predictions = made.predictions(outputs)
-    if not labels:
+    if not isinstance(made, LabelledRows) or not labels:
         return predictions
     logits = made.logits(outputs)
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
@@ -73,7 +77,7 @@ def predict(
 
 
 def encode(
-    run: CompiledRun, evaluation: EvaluationConfig, pooling: Pooling, texts: Sequence[str]
+    run: CompiledRun, evaluation: EvaluationConfig, texts: Sequence[str], pooling: Pooling
 ) -> np.ndarray | list[np.ndarray]:
     """Float32 [N, M] of N texts, in order; without pooling, a list of N arrays [n, M].
 
@@ -87,28 +91,20 @@ def encode(
     longest = run.config.model.max_length if translates else run.config.data.sequence_length
 
     def program(params: Any, inputs: dict[str, jax.Array]) -> jax.Array:
-        named = dict(inputs)
-        tokens = named.pop("tokens")
-        x = model.apply({"params": params}, tokens, **named, method="encode").astype(jnp.float32)
-        if pooling is None:
-            return x
-        if pooling == "first":
-            return x[:, 0]
-        inside = (tokens != PAD).astype(x.dtype)[:, :, None]
-        return jnp.sum(x * inside, axis=1) / jnp.maximum(jnp.sum(inside, axis=1), 1)
+        tokens, named = inputs["tokens"], {k: v for k, v in inputs.items() if k != "tokens"}
+        return model.apply({"params": params}, tokens, **named, method="encode")
 
-    ids = [
-        [*begin, *row[: longest - len(begin) - 1], EOS] for row in run.tokenizer.encode_batch(texts)
-    ]
+    read = run.tokenizer.encode_batch(texts)
+    ids = [[*begin, *row[: longest - len(begin) - 1], EOS] for row in read]
+
+    def arrays(numbers: list[int], rows: int, length: int) -> tuple[Any]:
+        return (run.tokenizer.inputs(filled([ids[n] for n in numbers], rows, length)),)
+
     found = [np.zeros(0, np.float32)] * len(ids)
-    rows, plan = run.plan([len(row) for row in ids], evaluation.batch_size, longest)
-    for length, numbers in plan:
-        tokens = np.full((rows, length), PAD, np.int32)
-        for row, number in enumerate(numbers):
-            tokens[row, : len(ids[number])] = ids[number]
-        call = run.program(("encode", pooling), program, run.tokenizer.inputs(tokens))
-        for number, x in zip(numbers, jax.device_get(call()), strict=False):
-            found[number] = x[: len(ids[number])] if pooling is None else x
+    given = [len(row) for row in ids], longest, evaluation.batch_size, arrays
+    for number, row in run.each("encode", program, *given):
+        x = row[: 1 if pooling == "first" else len(ids[number])].astype(np.float32)
+        found[number] = x if pooling is None else x.mean(axis=0)
     run.check_finite(all(np.isfinite(x).all() for x in found))
     if pooling is None:
         return found
@@ -129,9 +125,19 @@ class Scored:
         return float(self.log_probs.sum(dtype=np.float64))
 
 
+def text_of(text: Any, where: str, end: str = "\n") -> str:
+    """A text, without the `end` of its line."""
+    if not isinstance(text, str):
+        raise InputError(f"{where} is of type {type(text).__name__}: takes a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where} has half a surrogate pair") from None
+    return text.removesuffix(end)
+
+
 def sides_of(run: CompiledRun, item: Any, where: str) -> list[list[int]]:
     """The tokens of a text, or of a source and a target, each with eos."""
-    assert isinstance(run.tokenizer, Tokenizer)
     if run.config.task != "translation":
         return [[*run.tokenizer.encode(text_of(item, where)), EOS]]
     if not isinstance(item, tuple | list) or len(item) != 2:
@@ -139,10 +145,7 @@ def sides_of(run: CompiledRun, item: Any, where: str) -> list[list[int]]:
     sides = [[*run.tokenizer.encode(text_of(text, where)), EOS] for text in item]
     most, longest = max(map(len, sides)), run.config.model.max_length
     if most > longest:
-        raise InputError(
-            f"{where} has {most} tokens with eos: takes at most model.max_length={longest} on "
-            "each side"
-        )
+        raise InputError(f"{where} has {most} tokens with eos: takes model.max_length={longest}")
     return sides
 
 
@@ -151,10 +154,8 @@ def log_probs(
 ) -> list[Scored]:
     """The scores of texts, or of pairs of source and target, by the rows of the task's evaluation.
 
-    A text of more than `data.sequence_length` tokens is read in windows of `evaluation.stride`, as
-    for the score of a split; without a stride, in blocks that each begin anew.
+    Longer ones than `data.sequence_length` are read in windows of `evaluation.stride`, or blocks.
     """
-    assert isinstance(run.tokenizer, Tokenizer)
     pairs, task, model = run.config.task == "translation", tasks.of(run.config), run.model
     longest = run.config.model.max_length if pairs else run.config.data.sequence_length
     stride = evaluation.stride or longest
@@ -162,31 +163,27 @@ def log_probs(
     # Of each window: the number of its text, its place, tokens known there already, tokens.
     windows: list[tuple[int, int, int, list[list[int]]]] = []
     for number, sides in enumerate(items):
-        if pairs:
-            windows.append((number, 0, 0, sides))
-            continue
-        for k in range(num_windows(len(sides[0]), longest, stride)):
-            part = sides[0][k * stride :][:longest]
-            windows.append((number, k * stride, longest - stride if k else 0, [part]))
+        for k in range(1 if pairs else num_windows(len(sides[0]), longest, stride)):
+            parts = [side[k * stride :][:longest] for side in sides]
+            windows.append((number, k * stride, longest - stride if k else 0, parts))
 
     def program(params: Any, *inputs: jax.Array) -> jax.Array:
         *read, labels = inputs
         logits: Any = model.apply({"params": params}, *read)
         return -label_nats(logits, labels)[0]
 
+    def arrays(numbers: list[int], rows: int, length: int) -> list[np.ndarray]:
+        made = [make(*windows[number][-1], length) for number in numbers]
+        batch = examples.stack(made + [examples.padding_like(made[0])] * (rows - len(made)))
+        return [batch[name] for name in (*task.inputs, "labels")]
+
     found = [np.zeros(len(sides[-1]), np.float32) for sides in items]
     lengths = [max(map(len, sides)) for *_, sides in windows]
-    rows, plan = run.plan(lengths, evaluation.batch_size, longest)
-    for length, numbers in plan:
-        made = [make(*windows[number][-1], length) for number in numbers]
-        made += [examples.padding_like(made[0])] * (rows - len(made))
-        batch = examples.stack(made)
-        inputs = [batch[name] for name in (*task.inputs, "labels")]
-        scores = jax.device_get(run.program("log_probs", program, *inputs)())
-        for number, of_row in zip(numbers, scores, strict=False):
-            text, start, known, sides = windows[number]
-            stop = len(sides[-1])
-            found[text][start + known : start + stop] = of_row[known:stop]
+    given = lengths, longest, evaluation.batch_size, arrays
+    for number, of_row in run.each("log_probs", program, *given):
+        text, start, known, sides = windows[number]
+        stop = len(sides[-1])
+        found[text][start + known : start + stop] = of_row[known:stop]
     run.check_finite(all(np.isfinite(of_text).all() for of_text in found))
     return [
         Scored(sides[-1], run.tokenizer.pieces(sides[-1]), of_text)

@@ -10,7 +10,8 @@ the lower id stays. Of the special tokens only eos is ever generated; it ends a 
 `evaluation.min_length` tokens at least.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,22 +25,13 @@ from jax import lax
 from mhe_jax.config import EvaluationConfig
 from mhe_jax.data import BOS, EOS, PAD, Tokenizer
 from mhe_jax.evaluation.decoding import FORBIDDEN, allowed, unrolled
-from mhe_jax.evaluation.programs import CompiledRun, padded_length
-
-SHORTEST = 8
-# A temperature below this is 0 in float32 arithmetic: then the most probable token is taken.
-COLDEST = float(np.finfo(np.float32).tiny)
+from mhe_jax.evaluation.programs import CompiledRun, filled
 
 
 def filter_logits(
     logits: jax.Array, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> jax.Array:
-    """Log-probabilities up to a constant [..., V] of tokens that may be drawn; -inf for the rest.
-
-    >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
-    >>> [round(p, 3) for p in jax.nn.softmax(filter_logits(logits, 1.0, top_p=0.6)).tolist()]
-    [0.625, 0.375, 0.0]
-    """
+    """Log-probabilities up to a constant [..., V] of what may be drawn; -inf for the rest."""
     logits = logits.astype(jnp.float32)
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
     if top_k is None and top_p is None:
@@ -53,8 +45,7 @@ def filter_logits(
         probabilities = jax.nn.softmax(ranked, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         ranked = jnp.where((before < top_p) | (ranks == 0), ranked, -jnp.inf)
-    back = jnp.argsort(order, axis=-1)
-    return jnp.take_along_axis(ranked, back, axis=-1)
+    return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
 
 
 @dataclass(frozen=True)
@@ -66,141 +57,108 @@ class Continuation:
     truncated: bool  # only the end of the prompt was read
 
 
-class Generator:
-    """Continues prompts with the model of a run; `evaluation` says how tokens are chosen.
+def generate(
+    run: CompiledRun, evaluation: EvaluationConfig, prompts: Sequence[str], counter: Iterator[int]
+) -> list[Continuation]:
+    """The continuation of each prompt, in order; an empty prompt begins a new text.
 
-    Prompts are prefilled in one call, padded to a power of two; then all rows of a batch step
-    together until each has ended, by eos or by its length: at most `evaluation.extra_length` tokens
-    are added, and prompt and continuation hold at most `data.sequence_length`, since training has
-    seen none longer. If a prompt leaves no position free, only its end is read: bos and this end
-    take half of the positions, and the continuation may take the others.
-
-    The draws for prompt number n, counted over all calls, depend only on `evaluation.seed`, n and
-    the tokens before, not on the batch.
+    At most `evaluation.extra_length` tokens are added, and prompt and continuation hold at most
+    `data.sequence_length`. If a prompt leaves no position free, only its end is read: bos and this
+    end take half of the positions. The draws for a prompt depend only on `evaluation.seed`, its
+    number, from `counter`, and the tokens before, not on the batch.
     """
+    e, longest, tokenizer = evaluation, run.config.data.sequence_length, run.tokenizer
+    read = tokenizer.encode_batch(prompts)
+    whole = [len(row) < longest - 1 for row in read]
+    kept = max(1, longest // 2 - 1)
+    ids = [[BOS, *(row if fits else row[-kept:])] for row, fits in zip(read, whole, strict=True)]
+    numbers = [next(counter) for _ in prompts]
 
-    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig):
-        assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation = run, evaluation
-        self.tokenizer = run.tokenizer
-        self.model: Any = run.model
-        self.longest = run.config.data.sequence_length
-        self.num_prompts = 0
-        e = self.evaluation
-        self._name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length, e.min_length
-
-    def generate(self, prompts: Sequence[str]) -> list[Continuation]:
-        """The continuation of each prompt, in order; an empty prompt begins a new text."""
-        found: list[Continuation] = []
-        rows = self.run.rows(len(prompts), self.evaluation.batch_size)
-        for start in range(0, len(prompts), rows):
-            found += self._batch(prompts[start : start + rows], rows)
-        return found
-
-    def _batch(self, prompts: Sequence[str], rows: int) -> list[Continuation]:
-        # bos takes a position; if a prompt leaves none, half are for the continuation.
-        most = self.longest - 1
-        read = self.tokenizer.encode_batch(prompts)
-        ids = [[BOS, *row] for row in read]
-        whole = [len(row) <= most for row in ids]
-        kept = max(1, self.longest // 2 - 1)
-        ids = [
-            row if fits else [BOS, *row[1:][-kept:]] for row, fits in zip(ids, whole, strict=True)
-        ]
-        length = padded_length(max(map(len, ids)), SHORTEST, self.longest)
-        tokens = np.full((rows, length), PAD, np.int32)
+    def arrays(batch: list[int], rows: int, length: int) -> Sequence[np.ndarray]:
+        tokens = filled([ids[n] for n in batch], rows, length)
         # A row of padding reads bos, and has no position left to write.
         tokens[:, 0] = BOS
         lengths, limits = np.ones(rows, np.int32), np.zeros(rows, np.int32)
-        numbers = np.zeros(rows, np.int32)
+        lengths[: len(batch)] = [len(ids[n]) for n in batch]
+        limits[: len(batch)] = np.minimum(e.extra_length, longest - lengths[: len(batch)])
+        number = np.zeros(rows, np.int32)
+        number[: len(batch)] = [numbers[n] for n in batch]
         # As `jax.random.key` reads a seed. Another seed compiles no other program.
-        seeds = np.full(rows, self.evaluation.seed, np.int64).astype(np.int32)
-        for row, prompt in enumerate(ids):
-            tokens[row, : len(prompt)] = prompt
-            lengths[row] = len(prompt)
-            limits[row] = min(self.evaluation.extra_length, self.longest - len(prompt))
-            numbers[row] = self.num_prompts + row
-        self.num_prompts += len(prompts)
-        given = tokens, lengths, limits, numbers, seeds
-        program = self.run.program(self._name, self._generate, *given)
-        out, counts, broken = jax.device_get(program())
-        self.run.check_finite(not broken[: len(prompts)].any())
-        return [
-            self._continuation(prompt, read[row], whole[row], out[row, : counts[row]].tolist())
-            for row, prompt in enumerate(prompts)
-        ]
+        return tokens, lengths, limits, number, np.full(rows, e.seed, np.int64).astype(np.int32)
 
-    def _continuation(
-        self, prompt: str, read: list[int], whole: bool, new: list[int]
-    ) -> Continuation:
-        # Decoded together, since a piece may continue a word. What is decoded of the prompt may
-        # differ from it, as in lower case: only what follows is taken.
-        before, text = self.tokenizer.decode(read), self.tokenizer.decode([*read, *new])
-        text = text.removeprefix(before) if text.startswith(before) else self.tokenizer.decode(new)
-        if prompt[-1:].isspace() and not before[-1:].isspace():  # the tokenizer drops such spaces
-            text = text.removeprefix(" ")
-        return Continuation(prompt + text, new, truncated=not whole)
+    found = [Continuation("", [], False)] * len(prompts)
+    name = "generate", e.temperature, e.top_k, e.top_p, e.extra_length, e.min_length
+    function = functools.partial(_generate, run.model, e, longest)
+    sizes = [len(row) for row in ids]
+    for n, (out, count, broken) in run.each(name, function, sizes, longest, e.batch_size, arrays):
+        run.check_finite(not broken)
+        new = out[:count].tolist()
+        text = continued(tokenizer, prompts[n], read[n], new)
+        found[n] = Continuation(text, new, truncated=not whole[n])
+    return found
 
-    def _generate(self, params, tokens, lengths, limits, numbers, seeds):
-        """Prompts [B, P] to new tokens, their counts, and which rows' output is not a number.
 
-        `lengths` and `numbers` [B] are those of the prompts, `limits` [B] the most new tokens, and
-        `seeds` [B] are all the same.
-        """
-        e, rows = self.evaluation, tokens.shape[0]
-        model, params = unrolled(self.model, params)
-        size = max(1, min(e.extra_length, self.longest))
-        variables = {"params": params}
-        step = {"method": "decode_step", "mutable": ["cache"]}
-        _, cache = model.apply(
-            variables, rows, self.longest, method="start_cache", mutable=["cache"]
-        )
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        logits, cache = model.apply(variables | cache, tokens, positions, **step)
-        # Rows stand where their prompts end; what they write next replaces the padding.
-        cache = path_aware_map(
-            lambda path, leaf: (
-                jnp.broadcast_to(lengths, leaf.shape) if path[-1] == "cache_index" else leaf
-            ),
-            nn.unbox(cache),
-        )
-        last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        keys = jax.vmap(lambda s, n: jax.random.fold_in(jax.random.key(s), n))(seeds, numbers)
+def continued(tokenizer: Tokenizer, prompt: str, read: list[int], new: list[int]) -> str:
+    """A prompt as it is, of tokens `read`, and the text of `new` ones after it."""
+    # Decoded together, since a piece may continue a word. What is decoded of the prompt may
+    # differ from it, as in lower case: only what follows is taken.
+    before, text = tokenizer.decode(read), tokenizer.decode([*read, *new])
+    text = text.removeprefix(before) if text.startswith(before) else tokenizer.decode(new)
+    if prompt[-1:].isspace() and not before[-1:].isspace():  # the tokenizer drops such spaces
+        text = text.removeprefix(" ")
+    return prompt + text
 
-        def choose(logits, i):
-            choices = allowed(logits, FORBIDDEN, EOS, i >= e.min_length)
-            if e.temperature < COLDEST:
-                return jnp.argmax(choices, axis=-1)
-            step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
-            choices = filter_logits(choices, e.temperature, e.top_k, e.top_p)
-            return jax.vmap(jax.random.categorical)(step_keys, choices)
 
-        def body(carry):
-            i, last, out, counts, broken, done, cache = carry
-            chosen = choose(last, i).astype(jnp.int32)
-            gain = jnp.take_along_axis(jax.nn.log_softmax(last), chosen[:, None], axis=-1)[:, 0]
-            new = jnp.where(done, PAD, chosen)[:, None]
-            out = lax.dynamic_update_slice_in_dim(out, new, i, axis=1)
-            broken |= ~done & ~jnp.isfinite(gain)
-            counts = jnp.where(done, counts, i + 1)
-            done |= (chosen == EOS) | (i + 1 >= limits) | broken
-            # A row that is done writes on, no further than its last position; nobody reads it.
-            position = jnp.minimum(lengths + i, self.longest - 1)
-            logits, cache = model.apply(
-                variables | cache, chosen[:, None], position[:, None], **step
-            )
-            return i + 1, logits[:, 0], out, counts, broken, done, cache
+def _generate(
+    model: Any, e: EvaluationConfig, longest: int, params, tokens, lengths, limits, numbers, seeds
+):
+    """Prompts [B, P] to new tokens, their counts, and which rows' output is not a number.
 
-        start = (
-            jnp.int32(0),
-            last,
-            jnp.full((rows, size), PAD, jnp.int32),
-            jnp.zeros(rows, jnp.int32),
-            jnp.zeros(rows, bool),
-            limits <= 0,
-            cache,
-        )
-        _, _, out, counts, broken, _, _ = lax.while_loop(
-            lambda carry: (carry[0] < size) & ~jnp.all(carry[5]), body, start
-        )
-        return out, counts, broken
+    `limits` [B] are the most new tokens; `seeds` [B] are all the same.
+    """
+    rows, size = tokens.shape[0], max(1, min(e.extra_length, longest))
+    model, params = unrolled(model, params)
+    variables = {"params": params}
+    step = {"method": "decode_step", "mutable": ["cache"]}
+    _, cache = model.apply(variables, rows, longest, method="start_cache", mutable=["cache"])
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    logits, cache = model.apply(variables | cache, tokens, positions, **step)
+
+    # Rows stand where their prompts end; what they write next replaces the padding.
+    def placed(path, leaf):
+        return jnp.broadcast_to(lengths, leaf.shape) if path[-1] == "cache_index" else leaf
+
+    cache = path_aware_map(placed, nn.unbox(cache))
+    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    keys = jax.vmap(lambda s, n: jax.random.fold_in(jax.random.key(s), n))(seeds, numbers)
+
+    def choose(logits, i):
+        choices = allowed(logits, FORBIDDEN, EOS, i >= e.min_length)
+        if e.temperature < np.finfo(np.float32).tiny:  # 0 in float32 arithmetic
+            return jnp.argmax(choices, axis=-1)
+        step_keys = jax.vmap(lambda key: jax.random.fold_in(key, i))(keys)
+        choices = filter_logits(choices, e.temperature, e.top_k, e.top_p)
+        return jax.vmap(jax.random.categorical)(step_keys, choices)
+
+    def body(carry):
+        i, last, out, counts, broken, done, cache = carry
+        chosen = choose(last, i).astype(jnp.int32)
+        gain = jnp.take_along_axis(jax.nn.log_softmax(last), chosen[:, None], axis=-1)[:, 0]
+        new = jnp.where(done, PAD, chosen)[:, None]
+        out = lax.dynamic_update_slice_in_dim(out, new, i, axis=1)
+        broken |= ~done & ~jnp.isfinite(gain)
+        counts = jnp.where(done, counts, i + 1)
+        done |= (chosen == EOS) | (i + 1 >= limits) | broken
+        # A row that is done writes on, no further than its last position; nobody reads it.
+        position = jnp.minimum(lengths + i, longest - 1)
+        logits, cache = model.apply(variables | cache, chosen[:, None], position[:, None], **step)
+        return i + 1, logits[:, 0], out, counts, broken, done, cache
+
+    out = jnp.full((rows, size), PAD, jnp.int32)
+    counts, broken, done = jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool), limits <= 0
+    _, _, *found, _, _ = lax.while_loop(
+        lambda carry: (carry[0] < size) & ~jnp.all(carry[5]),
+        body,
+        (jnp.int32(0), last, out, counts, broken, done, cache),
+    )
+    return found

@@ -1,29 +1,32 @@
-"""What a trained run does with texts.
+"""What a trained run does with texts, checked and taken some at a time."""
 
-run.translate(texts)    run.generate(prompts)      results as `translator.py`, `generation.py`
-run.model.apply({"params": run.params}, tokens)    the Flax module by hand
-"""
-
+import dataclasses
 import functools
+import itertools
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import jax
 
 from mhe_jax import tasks
-from mhe_jax.config import FACTS, Config, EvaluationConfig, InputError, TaskName
+from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.fields import set_field
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
-from mhe_jax.evaluation.forward import Pooling, encode, log_probs, predict, sides_of
-from mhe_jax.evaluation.generation import Generator
+from mhe_jax.evaluation import forward
+from mhe_jax.evaluation.forward import Pooling, Prediction, predict, text_of
+from mhe_jax.evaluation.generation import Continuation, generate
 from mhe_jax.evaluation.programs import CompiledRun
-from mhe_jax.evaluation.texts import answers, text_of
-from mhe_jax.evaluation.translator import Translator
+from mhe_jax.evaluation.translator import translate
 from mhe_jax.tasks.labelled.examples import given_example
 from mhe_jax.tasks.labelled.table import row_of
+from mhe_jax.tasks.labelled.windows import Answer
+
+A = TypeVar("A")
 
 OUTPUT = ("min_length", "extra_length", "batch_size")
 # Fields of `evaluation` that each method takes by name.
@@ -55,9 +58,7 @@ class Run(CompiledRun):
         to `model.max_length` tokens. Settings: beam_size, length_penalty, min_length, extra_length,
         batch_size.
         """
-        translator = Translator(self, self._asked("translate", settings))
-        answer = translator.translate if details else _texts_of(translator.translate)
-        return answers(texts, text_of, answer, translator.evaluation.batch_size)
+        return self._answers("translate", texts, settings, text_of, translate, details)
 
     def generate(self, prompts: Iterable[str], *, details: bool = False, **settings: Any) -> Any:
         """Each prompt, as it is, and its continuation; an empty prompt begins a new text.
@@ -67,10 +68,9 @@ class Run(CompiledRun):
         batch_size. The draws for prompt n of a call depend on seed, n and the tokens before, not on
         the batch.
         """
-        generator = Generator(self, self._asked("generate", settings))
-        answer = generator.generate if details else _texts_of(generator.generate)
         check = functools.partial(text_of, end="\n" if isinstance(prompts, Iterator) else "")
-        return answers(prompts, check, answer, generator.evaluation.batch_size)
+        answer = functools.partial(generate, counter=itertools.count())
+        return self._answers("generate", prompts, settings, check, answer, details)
 
     def predict(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The label of each text with the probabilities of all, a number, or an answer.
@@ -80,10 +80,8 @@ class Run(CompiledRun):
         (task regression) or an `Answer`. Items too long for `data.sequence_length` are cut as in
         training. Settings: answer_length, no_answer_threshold, batch_size.
         """
-        evaluation = self._asked("predict", settings)
         check = functools.partial(given_example, row_of(self.config))
-        answer = functools.partial(predict, self, evaluation)
-        return answers(texts, check, answer, evaluation.batch_size)
+        return self._answers("predict", texts, settings, check, predict)
 
     def encode(self, texts: Iterable[str], pooling: Pooling = "mean", **settings: Any) -> Any:
         """The encoder's output for each text, float32: [N, M] of a list of N.
@@ -92,9 +90,8 @@ class Run(CompiledRun):
         tokens, including those around it (bos and eos; for a translator, eos). Texts too long for
         `data.sequence_length` (for a translator, `model.max_length`) are cut. Settings: batch_size.
         """
-        evaluation = self._asked("encode", settings)
-        answer = functools.partial(encode, self, evaluation, pooling)
-        return answers(texts, text_of, answer, evaluation.batch_size)
+        answer = functools.partial(forward.encode, pooling=pooling)
+        return self._answers("encode", texts, settings, text_of, answer)
 
     def log_probs(self, texts: Iterable[Any], **settings: Any) -> Any:
         """The log-probability of each token of each text, eos last, as a `Scored`.
@@ -103,20 +100,43 @@ class Run(CompiledRun):
         language model reads texts longer than `data.sequence_length` in blocks, or in windows with
         the setting stride. Settings: stride, batch_size.
         """
-        evaluation = self._asked("log_probs", settings)
-        check = functools.partial(sides_of, self)
-        answer = functools.partial(log_probs, self, evaluation)
-        return answers(texts, check, answer, evaluation.batch_size)
+        check = functools.partial(forward.sides_of, self)
+        return self._answers("log_probs", texts, settings, check, forward.log_probs)
 
-    def _asked(self, method: str, settings: dict[str, Any]) -> EvaluationConfig:
-        """The settings of a call, checked as a config is; checks also that it can be made."""
-        check_task(self.workdir, self.config, method)
-        check_processes(method)
-        allowed = SETTINGS[method]
-        for name in settings:
-            if name not in allowed:
-                raise InputError(f"{method} has no setting {name}: takes {', '.join(allowed)}")
-        return with_settings(self.config, settings).evaluation if settings else self.evaluation
+    def _answers(
+        self,
+        method: str,
+        texts: Any,
+        settings: dict[str, Any],
+        check: Callable[[Any, str], Any],
+        answer: Callable[[Self, EvaluationConfig, list[Any]], Any],
+        details: bool = True,
+    ) -> Any:
+        """What `answer` gives for each of the texts, in order; for one text, its own.
+
+        `check(text, where)` gives a text as `answer` takes it, or raises; `where` reads texts[3].
+        Without `details`, the text alone of each result.
+        """
+        check_call(self.workdir, self.config, method)
+        for name in {*settings} - {*SETTINGS[method]}:
+            takes = ", ".join(SETTINGS[method])
+            raise InputError(f"{method} has no setting {name}: takes {takes}")
+        config = with_settings(self.config, settings) if settings else self.config
+        evaluation = config.evaluation
+
+        def answered(items: list[Any]) -> Any:
+            found = answer(self, evaluation, items)
+            return found if details else [one.text for one in found]
+
+        if isinstance(texts, str | dict):  # one, or one record
+            return answered([check(texts, "texts")])[0]
+        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+            found = type(texts).__name__
+            raise InputError(f"takes a text, a list of texts or an iterator of them, not {found}")
+        checked = (check(text, f"texts[{number}]") for number, text in enumerate(texts))
+        if not isinstance(texts, Iterator):
+            return answered(list(checked))
+        return itertools.chain.from_iterable(map(answered, chunks(checked, evaluation.batch_size)))
 
 
 def load(
@@ -142,38 +162,121 @@ def load(
     config = config_of(workdir)
     if checkpoint is not None:
         settings["checkpoint"] = str(checkpoint)
-    config = with_settings(config, settings)
-    check_processes("load")
-    return Run.load(workdir, config, devices)
+    return Run.load(workdir, with_settings(config, settings), devices)
 
 
 def with_settings(config: Config, settings: dict[str, Any]) -> Config:
-    """The config with other values of `evaluation`, checked."""
     for name, value in settings.items():
         config = set_field(config, f"evaluation.{name}", value)
     check(config, trains=False)
     return config
 
 
-def check_processes(what: str) -> None:
-    """Raises InputError if there are other processes."""
+def check_call(workdir: Path, config: Config, method: str) -> None:
+    """Raises InputError if a run of this task does not have the method, or processes are many."""
     if jax.process_count() > 1:
-        raise InputError(f"{what} takes one process, not {jax.process_count()}")
+        raise InputError(f"{method} takes one process, not {jax.process_count()}")
+    takes = [name for name, task in tasks.TASKS.items() if method in task.methods]
+    if config.task not in takes:
+        reason = f"{method} takes {', '.join(takes)}"
+        raise InputError(f"{workdir} is a run of task {config.task}: {reason}")
 
 
-def check_task(workdir: Path, config: Config, method: str) -> None:
-    """Raises InputError if a run of this task does not have the method."""
+def chunks(items: Iterable[A], batch: int, chunk: int | None = None) -> Iterator[list[A]]:
+    """Lists of some items at a time; those before a bad item still come out before its error."""
+    items, size = iter(items), chunk or batch
+    while True:
+        found: list[A] = []
+        try:
+            found.extend(itertools.islice(items, size))
+        except InputError:
+            if found:
+                yield found
+            raise
+        if not found:
+            return
+        yield found
+        size = chunk or 4 * batch  # to be sorted by length; only one before the first answer
 
-    def has(name: TaskName) -> bool:
-        facts, search = FACTS[name], tasks.TASKS[name].search
-        # A masked language model gives no probability to a whole text.
-        by_method = {"predict": facts.labelled, "encode": "encoder" in facts.roles}
-        return {**by_method, "log_probs": search is not None}.get(method, search == method)
 
-    if not has(config.task):
-        takes = ", ".join(filter(has, tasks.TASKS))
-        raise InputError(f"{workdir} is a run of task {config.task}: {method} takes {takes}")
+def answer_lines(
+    method: str,
+    workdir: str | Path,
+    evaluation: EvaluationConfig,
+    lines: Iterable[str],
+    write: Callable[[str], Any],
+    *,
+    chunk: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Any]:
+    """Answers lines with a run, a line each, and returns counts, speed and settings.
+
+        translate    the translation; a blank line gives an empty one
+        generate     the prompt and its continuation; an empty prompt begins a new text
+        predict      label <tab> label=p <tab> ...               and the probability of each label
+                     number                                      task regression
+                     text <tab> score <tab> start <tab> end      task span, the place in characters
+
+    Where examples have several texts, a line to predict has tabs between them; a blank one gives an
+    empty one. `write` gets a few lines at a time, in order, as soon as they are ready. `chunk`
+    lines are read before any is answered: None is a few batches, 1 is for a person at a terminal.
+    """
+    workdir = path_of(workdir)
+    config = dataclasses.replace(config_of(workdir), evaluation=evaluation)
+    check_call(workdir, config, method)
+    run = Run.load(workdir, config, devices)
+    items = _examples(run, lines) if method == "predict" else lines
+    answer: Any = {"predict": _predictions, "generate": generate, "translate": translate}[method]
+    more = {"counter": itertools.count()} if method == "generate" else {}
+    number = truncated = tokens = 0
+    begin = time.perf_counter()
+    # `items` may wait for a person: what is read is answered before more is asked for.
+    for some in chunks(items, evaluation.batch_size, chunk):
+        found = answer(run, evaluation, some, **more)
+        write("".join(f"{_line(*pair)}\n" for pair in zip(some, found, strict=True)))
+        for one in found:
+            number += 1
+            tokens += len(getattr(one, "tokens", ()))
+            if getattr(one, "truncated", False):
+                truncated += 1
+                print(f"note: line {number} is too long and was cut", file=sys.stderr)
+    return {
+        "task": config.task,
+        "checkpoint": evaluation.checkpoint,
+        "steps": run.steps,
+        "lines": number,
+        "truncated_lines": truncated,
+        "output_tokens": tokens,
+        "seconds": round(time.perf_counter() - begin, 3),  # includes compiling
+        **{name: getattr(evaluation, name) for name in SETTINGS[method]},
+    }
 
 
-def _texts_of(answer: Callable[[list[str]], list[Any]]) -> Callable[[list[str]], list[str]]:
-    return lambda texts: [one.text for one in answer(texts)]
+def _examples(run: Run, lines: Iterable[str]) -> Iterator[Any]:
+    row = row_of(run.config)
+    for number, line in enumerate(lines, 1):
+        item = tuple(line.split("\t")) if len(row.texts) > 1 else line
+        where = f"standard input, line {number}"
+        yield given_example(row, item, where) if line.strip() else None
+
+
+def _predictions(run: Run, evaluation: EvaluationConfig, examples: list[Any]) -> list[Any]:
+    found = iter(predict(run, evaluation, [one for one in examples if one is not None]))
+    return [None if one is None else next(found) for one in examples]
+
+
+def _line(asked: Any, found: Any) -> str:
+    match found:
+        case None:
+            return ""
+        case float():
+            return f"{found:.4f}"
+        case Answer():
+            text = " ".join(found.text.split())
+            return f"{text}\t{found.score:.4f}\t{found.start}\t{found.end}"
+        case Prediction():
+            each = (f"{label}={p:.4f}" for label, p in found.probabilities.items())
+            return "\t".join([found.label, *each])
+        case Continuation():  # a line break in it would make two lines of one
+            return asked + " ".join(found.text.removeprefix(asked).splitlines())
+    return found.text

@@ -1,31 +1,25 @@
-"""Texts to their translations, many at a time, under jit on the mesh.
-
-Texts are sorted by length and cut into batches of static shapes: R rows (the last ones of a batch
-may be padding) by a source length S out of 16, 32, 64, ... So few programs are compiled. Padding
-never changes a translation.
-"""
+"""Texts to their translations, many at a time, under jit on the mesh."""
 
 import functools
+import itertools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
 
-from mhe_jax.config import EvaluationConfig
-from mhe_jax.data import BOS, EOS, PAD, Tokenizer, open_split
-from mhe_jax.evaluation.decoding import (
-    FORBIDDEN,
-    Hypotheses,
-    beam_search,
-    expand_to_beams,
-    unrolled,
-)
-from mhe_jax.evaluation.programs import CompiledRun
-from mhe_jax.tasks.metrics import translation_scores
+from mhe_jax.config import Config, EvaluationConfig
+from mhe_jax.data import BOS, EOS, PAD, AnyTokenizer, open_split
+from mhe_jax.evaluation import decoding
+from mhe_jax.evaluation.decoding import Hypotheses
+from mhe_jax.evaluation.programs import CompiledRun, filled
+from mhe_jax.tasks.metrics import check_bleu, translation_scores
 
 
 @dataclass(frozen=True)
@@ -38,123 +32,96 @@ class Translation:
     truncated: bool  # the source was cut to model.max_length tokens
 
 
-@dataclass
-class Cost:
-    """The cost of the translations so far; compiling is apart from decoding."""
+def translate(
+    run: CompiledRun, evaluation: EvaluationConfig, texts: Sequence[str]
+) -> list[Translation]:
+    """The translation of each text, in order; of white space empty, without running the model."""
+    e, most, tokenizer = evaluation, run.config.model.max_length, run.tokenizer
+    ids = tokenizer.encode_batch(texts)
+    read = [[*row[: most - 1], EOS] for row in ids]
+    given = [number for number, text in enumerate(texts) if text.strip()]
 
-    compile_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    sentences: int = 0
-    tokens: int = 0
+    def arrays(numbers: list[int], rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        sources, limits = [read[given[n]] for n in numbers], np.zeros(rows, np.int32)
+        limits[: len(numbers)] = [min(len(row) + e.extra_length, most) for row in sources]
+        return filled(sources, rows, length), limits
+
+    def decode(params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
+        length = min(sources.shape[1] + e.extra_length, most)
+        how = {"beam_size": e.beam_size, "length_penalty": e.length_penalty}
+        how |= {"min_length": e.min_length, "max_length": length}
+        return search(run.model, params, sources, limits, **how)
+
+    found = [Translation("", [], 0.0, False)] * len(texts)
+    name = "translate", e.beam_size, e.length_penalty, e.extra_length, e.min_length
+    lengths = [len(read[number]) for number in given]
+    for n, best in run.each(name, decode, lengths, most, e.batch_size, arrays):
+        tokens, score = best.tokens[0, : best.lengths[0]].tolist(), float(best.scores[0])
+        run.check_finite(np.isfinite(score))
+        # A line break would make two lines of one; `splitlines` knows every kind of line break.
+        text = " ".join(tokenizer.decode(tokens[:-1]).splitlines())
+        found[given[n]] = Translation(text, tokens, score, len(ids[given[n]]) >= most)
+    return found
 
 
 def translated(run: CompiledRun) -> tuple[dict[str, Any], list[str]]:
     """The scores of the translations of a split by beam search, and the translations."""
-    evaluation, translator = run.evaluation, Translator(run, run.evaluation)
+    evaluation = run.evaluation
     texts, references = zip(*open_split(run.config, evaluation.split), strict=True)
-    translations, cost = translator.translate(texts), translator.cost
+    before, begin = len(run.compile_seconds), time.perf_counter()
+    translations = translate(run, evaluation, texts)
+    compiling = sum(run.compile_seconds[before:])
+    seconds = time.perf_counter() - begin - compiling
     hypotheses = [translation.text for translation in translations]
-    seconds = max(cost.decode_seconds, 1e-9)
+    tokens = sum(len(translation.tokens) for translation in translations)
     settings = ("beam_size", "length_penalty", "min_length", "extra_length", "bleu_tokenizer")
     return {
         **translation_scores(hypotheses, references, evaluation.bleu_tokenizer),
         **{name: getattr(evaluation, name) for name in settings},
         "sentences": len(texts),
         "truncated_sources": sum(translation.truncated for translation in translations),
-        "output_tokens": cost.tokens,
-        "seconds": cost.decode_seconds,
-        "compile_seconds": cost.compile_seconds,
-        "sentences_per_second": cost.sentences / seconds,
-        "output_tokens_per_second": cost.tokens / seconds,
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "compile_seconds": compiling,
+        "sentences_per_second": len(texts) / seconds,
+        "output_tokens_per_second": tokens / seconds,
     }, hypotheses
 
 
-class Translator:
-    """Translates texts with the model of a run, by the search that `evaluation` describes.
+class TranslatedSample:
+    """BLEU while training: of the first `train.eval_translate` pairs of validation, greedily.
 
-    A text of only white space gets an empty translation, without running the model.
+    All processes of a run call it together: each has all texts, and gets all translations.
     """
 
-    def __init__(self, run: CompiledRun, evaluation: EvaluationConfig):
-        assert isinstance(run.tokenizer, Tokenizer)
-        self.run, self.evaluation = run, evaluation
-        self.tokenizer = run.tokenizer
-        self.model: Any = run.model
-        self.max_length = run.config.model.max_length
-        self.cost = Cost()
-        e = self.evaluation
-        self._name = "translate", e.beam_size, e.length_penalty, e.extra_length, e.min_length
+    def __init__(self, config: Config, mesh: Mesh, tokenizer: AnyTokenizer, model: nn.Module):
+        self._greedy = replace(config.evaluation, beam_size=1)
+        self._run = CompiledRun(Path(config.workdir), config, mesh, tokenizer, model, None, [])
+        pairs = itertools.islice(open_split(config, "validation"), config.train.eval_translate)
+        self._texts, self._references = [list(side) for side in zip(*pairs, strict=True)]
+        check_bleu(self._greedy.bleu_tokenizer)
 
-    def translate(self, texts: Sequence[str]) -> list[Translation]:
-        """The translation of each text, in order, without line breaks."""
-        found = [Translation("", [], 0.0, False)] * len(texts)
-        ids = self.tokenizer.encode_batch(texts)
-        numbers = [i for i, text in enumerate(texts) if text.strip()]
-        lengths = [min(len(ids[i]) + 1, self.max_length) for i in numbers]
-        rows, plan = self.run.plan(lengths, self.evaluation.batch_size, self.max_length)
-        for length, batch in plan:
-            these = [numbers[place] for place in batch]
-            translations = self._batch([ids[i] for i in these], rows, length)
-            for i, translation in zip(these, translations, strict=True):
-                found[i] = translation
-        return found
-
-    def _batch(self, ids: list[list[int]], rows: int, length: int) -> Iterator[Translation]:
-        sources = np.full((rows, length), PAD, np.int32)
-        limits = np.zeros((rows,), np.int32)
-        for row, tokens in enumerate(ids):
-            read = [*tokens[: self.max_length - 1], EOS]
-            sources[row, : len(read)] = read
-            limits[row] = min(len(read) + self.evaluation.extra_length, self.max_length)
-        begin = time.perf_counter()
-        decode = self.run.program(self._name, self._decode, sources, limits)
-        compiled = time.perf_counter()
-        best = jax.device_get(decode())
-        self.cost.compile_seconds += compiled - begin
-        self.cost.decode_seconds += time.perf_counter() - compiled
-        self.cost.sentences += len(ids)
-        for row, source in enumerate(ids):
-            tokens = best.tokens[row, 0, : best.lengths[row, 0]].tolist()
-            score = float(best.scores[row, 0])
-            self.run.check_finite(bool(np.isfinite(score)))
-            self.cost.tokens += len(tokens)
-            # A line break would make two lines of one; `splitlines` knows every kind of line break.
-            text = " ".join(self.tokenizer.decode(tokens[:-1]).splitlines())
-            yield Translation(text, tokens, score, len(source) >= self.max_length)
-
-    def _decode(self, params: Any, sources: jax.Array, limits: jax.Array) -> Hypotheses:
-        """Sources [B, S] with eos, and the longest output of each [B], to a hypothesis per row."""
-        e = self.evaluation
-        return search(
-            self.model,
-            params,
-            sources,
-            limits,
-            max_length=min(sources.shape[1] + e.extra_length, self.max_length),
-            beam_size=e.beam_size,
-            length_penalty=e.length_penalty,
-            min_length=e.min_length,
-        )
+    def __call__(self, params: Any) -> dict[str, Any]:
+        found = translate(replace(self._run, params=params), self._greedy, self._texts)
+        texts, tokenizer = [one.text for one in found], self._greedy.bleu_tokenizer
+        return {"bleu": translation_scores(texts, self._references, tokenizer)["bleu"]}
 
 
 def search(
     model: Any, params: Any, sources: jax.Array, limits: jax.Array, **settings: Any
 ) -> Hypotheses:
-    """The best translation of each of sources [B, S] of at most limits [B] tokens, eos counted.
-
-    `settings` are those of `beam_search`.
-    """
-    model, params = unrolled(model, params)
+    """`beam_search` of the best translation of sources [B, S], of at most limits [B] tokens."""
+    model, params = decoding.unrolled(model, params)
     fixed, moving = start(model, params, sources, settings["max_length"])
-    fixed = expand_to_beams(fixed, settings["beam_size"], model.cache_batch_axis)
-    return beam_search(
+    fixed = decoding.expand_to_beams(fixed, settings["beam_size"], model.cache_batch_axis)
+    return decoding.beam_search(
         functools.partial(step, model, params, fixed),
         moving,
         limits,
         bos_id=BOS,
         eos_id=EOS,
         pad_id=PAD,
-        forbidden_ids=FORBIDDEN,
+        forbidden_ids=decoding.FORBIDDEN,
         num_hypotheses=1,
         batch_axis=model.cache_batch_axis,
         **settings,
@@ -162,10 +129,7 @@ def search(
 
 
 def start(model: Any, params: Any, sources: jax.Array, length: int) -> tuple[dict, dict]:
-    """The leaves of the cache that cross-attention reads, and the others.
-
-    The first are the same for all beams of a row: they are never reordered.
-    """
+    """The leaves of the cache that cross-attention reads, alike for all beams; and the others."""
     variables = {"params": params}
     _, state = model.apply(variables, sources, length, method="start_cache", mutable=["cache"])
     leaves = flatten_dict(state["cache"])

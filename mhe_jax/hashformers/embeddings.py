@@ -22,17 +22,17 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention.dropout import Dropout
-from mhe_jax.attention.projection import named
+from mhe_jax.attention.projection import Dropout, named
 from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import NUM_SPECIAL
-from mhe_jax.hashformers.hashes import BITS
+from mhe_jax.hashformers import BITS
 
 # Chunks of Pool from the highest bit on: 12 of 10 bits, one of 8.
 CHUNKS = (10,) * 12 + (8,)
 ROWS = 1 + 2 ** max(CHUNKS)  # of Pool's table; row 0 is that of special tokens
-SMALLEST_NORM = 1e-8
 NUM_TYPES = NUM_SPECIAL + 1  # rows of S: the special tokens by their ids, and words
+# Where `fsdp` splits a parameter, it is moved to the activations, not they to it.
+_whole = nn.with_logical_constraint
 
 
 def unpack_bits(signatures: jax.Array) -> jax.Array:
@@ -56,15 +56,15 @@ def chunk_numbers(bits: jax.Array) -> jax.Array:
     return jnp.stack(found, axis=-1)
 
 
-class Pool(nn.Module):
-    """Parameters: `table [1025, M]`, `weights [13, M]` (A). With A = 0 it is the mean of 13 rows.
-
-    Bits [B, T, 128], all 0 at special tokens, where `ordinary` [B, T] is false, to [B, T, M]; so
-    do all three.
-    """
+class _Embedding(nn.Module):
+    """Bits [B, T, 128], all 0 at special tokens, where `ordinary` [B, T] is false, to [B, T, M]."""
 
     features: int
     dropout_rate: float = 0.0
+
+
+class Pool(_Embedding):
+    """Parameters: `table [1025, M]`, `weights [13, M]` (A); with A = 0 the mean of 13 rows."""
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
@@ -84,11 +84,8 @@ class Pool(nn.Module):
         return jnp.sum(found, axis=-2)
 
 
-class Add(nn.Module):
+class Add(_Embedding):
     """Parameters: `one [M, 128]` (W₁), `zero [M, 128]` (W₀), with dropout on them."""
-
-    features: int
-    dropout_rate: float = 0.0
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
@@ -103,14 +100,11 @@ class Add(nn.Module):
         return (x + jnp.sum(zero, axis=1)[None, None]) * BITS**-0.5
 
 
-class Proj(nn.Module):
+class Proj(_Embedding):
     """`E_j = (b - mean b)·(w_j - mean w_j) / (|b - mean b| |w_j - mean w_j|)`, in float32.
 
-    Norms are taken as at least 1e-8, so that special tokens have 0. Parameters: `kernel [M, 128]`.
+    Norms are at least 1e-8: special tokens have 0. Parameters: `kernel [M, 128]`. No dropout.
     """
-
-    features: int
-    dropout_rate: float = 0.0  # not used
 
     @nn.compact
     def __call__(self, bits: jax.Array, ordinary: jax.Array, *, deterministic: bool = True):
@@ -126,12 +120,7 @@ def _standard(x: jax.Array) -> jax.Array:
     x -= jnp.mean(x, axis=-1, keepdims=True)
     squares = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
     # Bounds the squares, not the norm: the gradient of a root at 0 is not finite.
-    return x * jax.lax.rsqrt(jnp.maximum(squares, SMALLEST_NORM**2))
-
-
-def _whole(parameter: jax.Array, names: tuple[str | None, ...]) -> jax.Array:
-    # Where `fsdp` splits the parameter, it is moved to the activations, not they to it.
-    return nn.with_logical_constraint(parameter, names)
+    return x * jax.lax.rsqrt(jnp.maximum(squares, 1e-16))
 
 
 EMBEDDINGS = {"pool": Pool, "add": Add, "proj": Proj}

@@ -1,12 +1,9 @@
 """Language and translation models for CTranslate2, a server of transformers for CPUs and GPUs.
 
-Kinds that fold to one key and value head become its multi-query attention, self- and
-cross-attention alike, those that fold to a few its grouped one; the others have keys and values for
-each head. The key bias of `mva` and `collaborative` becomes one more column of keys.
-
-The embeddings' √M, the table of positions, the norms' ε and the activation are kept: the model
-computes what the run computes. The vocabulary is the run's, so its sentencepiece model encodes the
-input and decodes the output.
+Kinds that fold to one key and value head become its multi-query attention, those that fold to a few
+its grouped one; the others have keys and values for each head. The key bias of `mva` and
+`collaborative` becomes one more column of keys. The vocabulary is the run's, so its sentencepiece
+model encodes the input and decodes the output.
 """
 
 from functools import reduce
@@ -22,12 +19,16 @@ from mhe_jax.config.data import BOS, EOS, UNK
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data import JsonTokenizer, Tokenizer
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import Export
-from mhe_jax.interchange.huggingface.tables import Slot, Table, lay_out, modules, output
+from mhe_jax.interchange import Export
 from mhe_jax.interchange.plain import plain, require, require_heads_of_cross, scaled
+from mhe_jax.interchange.tables import Slot, Table, lay_out, modules, output
 
-HOME = "CTranslate2"
+HOME, OF_NORMS = "CTranslate2", ("gamma", "beta")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+MLPS = {
+    "plain": {"ffn.linear_0": "mlp/up"},
+    "gated": {"ffn.linear_0": "mlp/gate", "ffn.linear_0_noact": "mlp/up"},
+}
 LAYER = {
     "self_attention.linear.0": "self_attention/query self_attention/key self_attention/value",
     "self_attention.linear.1": "self_attention/out",
@@ -41,11 +42,6 @@ CROSS = {
     "attention.linear.2": "cross_attention/out",
     "attention.layer_norm": "cross_attention_norm",
 }
-MLPS = {
-    "plain": {"ffn.linear_0": "mlp/up"},
-    "gated": {"ffn.linear_0": "mlp/gate", "ffn.linear_0_noact": "mlp/up"},
-}
-OF_NORMS = ("gamma", "beta")
 
 WHAT = """\
 `model.bin`, `config.json` and the vocabulary are a model of CTranslate2 that computes what the run
@@ -65,8 +61,7 @@ LINES = {
     "translation": """\
 translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
-lengths = {{"max_input_length": {length}, "max_decoding_length": {length}}}
-lengths["min_decoding_length"] = {least}
+lengths = {{"min_decoding_length": {least}, "max_decoding_length": {length}}}
 found = translator.translate_batch(lines, beam_size={beams}, **lengths, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))""",
     "lm": """\
@@ -84,10 +79,7 @@ def write(run: Run, directory: Path) -> Export:
     if config.task not in LINES:
         raise InputError(f"task is {config.task!r}: {HOME} takes runs of {' or '.join(LINES)}")
     if isinstance(tokenizer, JsonTokenizer):
-        raise InputError(
-            f"{tokenizer.name}: the export to {HOME} takes a sentencepiece model; export the run "
-            "to huggingface, which CTranslate2 converts itself"
-        )
+        raise InputError(f"{tokenizer.name}: {HOME} takes a sentencepiece model; try huggingface")
     assert isinstance(tokenizer, Tokenizer)
     spec, result = convert(config, run.params, tokenizer.vocabulary)
     spec.save(str(directory))
@@ -106,7 +98,7 @@ def convert(
     require(model, HOME, absent_tokens=())
     found = plain(config, params, HOME, own=True)
     found = scaled(model, found, np.float32(model.features**0.5), tables=("position",))
-    key_heads, widths = {}, {}
+    key_heads, widths, fields = {}, {}, {}
     for role in roles:
         side, of = ("decoder", "cross") if role == "cross" else (role, "self")
         query, key = (
@@ -114,15 +106,16 @@ def convert(
         )
         widths[role] = query.shape[1] // heads[role]
         key_heads[role] = key.shape[1] // widths[role]
+        fields[role] = _fields(model, key_heads[role], widths[role])
     cross = "cross" in roles
     layers = model.decoder_layers if cross else model.num_layers
-    fields = _fields(model, key_heads["decoder"], widths["decoder"])
     decoder: Any = specs.TransformerDecoderSpec(
-        layers, heads["decoder"], with_encoder_attention=cross, **fields
+        layers, heads["decoder"], with_encoder_attention=cross, **fields["decoder"]
     )
     if cross:
-        fields = _fields(model, key_heads["encoder"], widths["encoder"])
-        encoder = specs.TransformerEncoderSpec(model.num_layers, heads["encoder"], **fields)
+        encoder = specs.TransformerEncoderSpec(
+            model.num_layers, heads["encoder"], **fields["encoder"]
+        )
         spec: Any = specs.TransformerSpec(encoder, decoder)
         spec.register_source_vocabulary(vocabulary)
         spec.register_target_vocabulary(vocabulary)
@@ -158,16 +151,16 @@ def _table(model: ModelConfig, cross: bool) -> Table:
     }
     if model.output_bias:
         found["decoder.projection.bias"] = Slot("embeddings/vocabulary_bias")
-    layers = {"decoder": model.num_layers}
+    layers = {"encoder": model.num_layers, "decoder": model.decoder_layers}
     if cross:
         found["encoder.embeddings.0.weight"] = tokens
-        layers = {"encoder": model.num_layers, "decoder": model.decoder_layers}
+    else:
+        layers = {"decoder": model.num_layers}
     for side, count in layers.items():
         if model.positions != "rotary":
             found[f"{side}.position_encodings.encodings"] = Slot("embeddings/position")
         if model.norm_position == "pre":
-            last = {"layer_norm": "norm"}
-            found |= modules(f"{side}.", f"{side}/", last, of_norms=OF_NORMS)
+            found |= modules(f"{side}.", f"{side}/", {"layer_norm": "norm"}, of_norms=OF_NORMS)
         names = LAYER | MLPS[model.mlp] | (CROSS if cross and side == "decoder" else {})
         for i in range(count):
             theirs, ours = f"{side}.layer.{i}.", f"{side}/layer_{i}/"
@@ -186,13 +179,13 @@ def _fields(model: ModelConfig, key_heads: int, width: int) -> dict[str, Any]:
         "multi_query_attention": key_heads == 1,
         "head_dim": width,
     }
-    if model.positions == "rotary":
-        fields |= {
-            "rotary_dim": 0,  # the whole head
-            "rotary_interleave": model.rotary_pairs == "interleaved",
-            "rotary_base": model.rotary_base,
-        }
-        if model.rotary_scaling != 1:
-            fields["rotary_scaling_type"] = RotaryScalingType.Linear
-            fields["rotary_scaling_factor"] = model.rotary_scaling
-    return fields
+    if model.positions != "rotary":
+        return fields
+    if model.rotary_scaling != 1:
+        fields["rotary_scaling_type"] = RotaryScalingType.Linear
+        fields["rotary_scaling_factor"] = model.rotary_scaling
+    return fields | {
+        "rotary_dim": 0,  # the whole head
+        "rotary_interleave": model.rotary_pairs == "interleaved",
+        "rotary_base": model.rotary_base,
+    }

@@ -21,13 +21,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mhe_jax import tasks
 from mhe_jax.attention.conversion import check_source
 from mhe_jax.attention.module import Attention
-from mhe_jax.attention.nearest.heads import Heads
+from mhe_jax.attention.nearest import Heads
 from mhe_jax.config import Config, InputError, KroneckerConfig, ModelConfig
 from mhe_jax.model import unroll_layers
 from mhe_jax.model.embeddings import sinusoids
 from mhe_jax.model.layers import attention_module
 from mhe_jax.model.stack import VOCABULARY, role_of
-from mhe_jax.shapeshifter.kronecker import materialize
+from mhe_jax.shapeshifter import materialize
 
 Tensors = dict[str, np.ndarray]
 SUBLAYER = re.compile(r"(.*/(?:self|cross)_attention)/(.*)")
@@ -72,17 +72,22 @@ def plain(
         require(model, home, num_token_types=0)
     if not own and model.positions == "rotary":
         raise InputError(f"model.positions is 'rotary': {home} has learned or fixed positions")
-    found: Tensors = {}
-    attention: dict[str, Tensors] = {}
-    for path, array in _dense(config, params).items():
+    found, attention = dense(config, params), {}
+    for path in [*found]:
         if inside := SUBLAYER.fullmatch(path):
-            attention.setdefault(inside[1], {})[inside[2]] = array
-        else:
-            found[path] = array
+            attention.setdefault(inside[1], {})[inside[2]] = found.pop(path)
     for path, arrays in attention.items():
         module = attention_module(model, role_of(tuple(path.split("/"))))
-        heads = _heads(module, unflatten_dict(arrays, sep="/"), home)
-        found |= _matrices(path, heads if own else _fitted(model, heads, home), biases, module)
+        heads = heads_of(module, unflatten_dict(arrays, sep="/"), home)
+        if not own:
+            H, width = len(heads.out), heads.query.shape[-1]
+            if model.features % H or width > model.features // H:
+                raise InputError(
+                    f"{home} has heads of width features / num_heads, {model.features} / {H}: "
+                    f"takes no heads of width {width}"
+                )
+            heads = heads.widened(model.features // H).repeated()
+        found |= matrices(path, heads, biases or module.use_bias)
     if biases and not model.mlp_bias:
         for name in [name for name in found if name.endswith(("up/kernel", "down/kernel"))]:
             found[name.replace("kernel", "bias")] = np.zeros(found[name].shape[1], np.float32)
@@ -95,7 +100,7 @@ def plain(
     return found
 
 
-def _heads(module: Attention, params: Any, home: str) -> Heads:
+def heads_of(module: Attention, params: Any, home: str) -> Heads:
     """What one sublayer computes, with queries, keys and values of one width."""
     check_source(module)
     if module.rotary is not None and module.not_rotated:
@@ -108,19 +113,7 @@ def _heads(module: Attention, params: Any, home: str) -> Heads:
     return heads.widened(max(heads.query.shape[-1], heads.value.shape[-1]))
 
 
-def _fitted(model: ModelConfig, heads: Heads, home: str) -> Heads:
-    """The same with H key and value heads, and widths of features / H."""
-    H, found = len(heads.out), heads.query.shape[-1]
-    width = model.features // H
-    if model.features % H or found > width:
-        raise InputError(
-            f"{home} has heads of width features / num_heads, {model.features} / {H}: takes no "
-            f"heads of width {found}"
-        )
-    return heads.widened(width).repeated()
-
-
-def _matrices(path: str, heads: Heads, biases: bool, module: Attention) -> Tensors:
+def matrices(path: str, heads: Heads, biases: bool) -> Tensors:
     """The matrices of heads side by side, and their biases."""
     found = {f"{path}/out/kernel": heads.out.reshape(-1, heads.out.shape[-1])}
     found[f"{path}/out/bias"] = heads.bias
@@ -128,11 +121,10 @@ def _matrices(path: str, heads: Heads, biases: bool, module: Attention) -> Tenso
         rows = getattr(heads, name).swapaxes(0, 1)
         rows = rows.reshape(len(rows), -1)
         found[f"{path}/{name}/kernel"], found[f"{path}/{name}/bias"] = rows[:-1], rows[-1]
-    kept = biases or module.use_bias
-    return {at: x.astype(np.float32) for at, x in found.items() if kept or at.endswith("kernel")}
+    return {at: x.astype(np.float32) for at, x in found.items() if biases or "kernel" in at}
 
 
-def _dense(config: Config, params: Any) -> Tensors:
+def dense(config: Config, params: Any) -> Tensors:
     """All parameters by name, layers unrolled, Kronecker products multiplied out."""
     given: dict[str, Any] = flatten_dict(  # pyright: ignore[reportAssignmentType]
         jax.device_get(unroll_layers(params)), sep="/"
@@ -143,15 +135,15 @@ def _dense(config: Config, params: Any) -> Tensors:
     found = {}
     for path, leaf in abstract_of(dataclasses.replace(config, model=model)).items():
         factors = path.removesuffix("/kernel")
-        if f"{factors}/a" in given:
-            a, b = given[f"{factors}/a"], given[f"{factors}/b"]
-            m, n = flat_shape(path, leaf.shape)
-            # The factors of an output matrix are those of its transpose.
-            out = path == "embeddings/output"
-            matrix = materialize(a, b, n, m).T if out else materialize(a, b, m, n)
-            found[path] = np.asarray(matrix).reshape(leaf.shape)
-        else:
+        if path in given:
             found[path] = np.asarray(given[path])
+            continue
+        a, b = given[f"{factors}/a"], given[f"{factors}/b"]
+        m, n = flat_shape(path, leaf.shape)
+        # The factors of an output matrix are those of its transpose.
+        out = path == "embeddings/output"
+        matrix = materialize(a, b, n, m).T if out else materialize(a, b, m, n)
+        found[path] = np.asarray(matrix).reshape(leaf.shape)
     return found
 
 
@@ -186,8 +178,7 @@ def scaled(
 ) -> Tensors:
     """Tables times `factor`, and the norm before tied logits divided by it.
 
-    Our model multiplies what it looks up by √M and its tied logits by nothing; others have no such
-    factor. With √M in the tables, the function is the same.
+    Our model multiplies what it looks up by √M; others have it in the tables.
     """
     found = dict(tensors)
     for name in tables:
@@ -195,7 +186,6 @@ def scaled(
         if path in found and (name != "position" or model.positions == "learned"):
             found[path] = found[path] * factor
     if model.tie_embeddings and last_norm is not None:
-        for path in (f"{last_norm}/scale", f"{last_norm}/bias"):
-            if path in found:
-                found[path] = found[path] / factor
+        for path in {f"{last_norm}/scale", f"{last_norm}/bias"} & found.keys():
+            found[path] = found[path] / factor
     return found

@@ -12,10 +12,8 @@ and all engines but `xla` need the length when they are compiled, so they are no
 """
 
 import importlib.util
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,23 +26,20 @@ from mhe_jax.attention.module import Call
 from mhe_jax.config import Config, not_installed
 from mhe_jax.config.data import PAD
 from mhe_jax.config.fields import set_field
-from mhe_jax.config.files import CONFIG, TOKENIZER
 from mhe_jax.evaluation.run import Run
-from mhe_jax.interchange.card import Export
+from mhe_jax.interchange import Export, write_parameters
 from mhe_jax.interchange.plain import abstract_of, require
 from mhe_jax.model.layers import attention_module
-from mhe_jax.training.checkpoint.tensors import WEIGHTS, by_name, write_tensors
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-SUFFIX = "stablehlo"
 FRAMES = "jax_traceback_in_locations_limit"
 
 WHAT = """\
 `*.stablehlo` are functions that `jax.export` has serialized, for {platforms}, and
-`model.safetensors` their parameters by name. They take any number of rows b, and up to {length:,}
-tokens t a row. Attention is computed as {forms}, by the engine `xla`. `config.json` has every
-setting of the training, and the tokenizer makes the ids: 0 is padding, which stands at the end of a
-row, 2 `<s>`, 3 `</s>`.
+`model.safetensors` their parameters by name. They take any number of rows, and up to {length:,}
+tokens a row. Attention is computed as {forms}, by the engine `xla`. `config.json` has every setting
+of the training, and the tokenizer makes the ids: 0 is padding, which stands at the end of a row, 2
+`<s>`, 3 `</s>`.
 
 {signatures}"""
 USE = """\
@@ -56,58 +51,42 @@ import numpy as np
 from safetensors.numpy import load_file
 
 params = load_file("DIRECTORY/model.safetensors")
-{name} = jax.export.deserialize(Path("DIRECTORY/{name}.stablehlo").read_bytes())
+[{functions}] = (
+    jax.export.deserialize(Path(f"DIRECTORY/{{name}}.stablehlo").read_bytes()).call
+    for name in {names}
+)
+tokens = np.array([[2, 17, 29, 3]], np.int32)
 {lines}
 ```"""
+STEP = """
+logits, cache = step(params, cache, tokens[:, -1:], np.array([[{position}]], np.int32))
+print(logits.argmax(-1))"""
 LINES = {
-    "encode": """\
-tokens = np.array([[2, 17, 29, 3]], np.int32)
-print(encode.call(params, tokens{types}))""",
-    "lm": """\
-step = jax.export.deserialize(Path("DIRECTORY/step.stablehlo").read_bytes())
-tokens = np.array([[2, 17, 29]], np.int32)
-logits, cache = start.call(params, tokens, np.array([[0, 1, 2]], np.int32))
-best = logits[:, -1:].argmax(-1).astype(np.int32)
-logits, cache = step.call(params, cache, best, np.array([[3]], np.int32))
-print(logits.argmax(-1))""",
-    "translation": """\
-step = jax.export.deserialize(Path("DIRECTORY/step.stablehlo").read_bytes())
-cache, token = start.call(params, np.array([[17, 29, 3]], np.int32)), np.array([[2]], np.int32)
-for position in range(10):
-    logits, cache = step.call(params, cache, token, np.array([[position]], np.int32))
-    token = logits.argmax(-1).astype(np.int32)
-    print(token)""",
+    "encode": "print(encode(params, tokens{types}))",
+    "lm": "logits, cache = start(params, tokens, np.arange(4, dtype=np.int32)[None])"
+    + STEP.format(position=4),
+    "translation": "cache = start(params, tokens)" + STEP.format(position=0),
 }
 
 
-class Function(NamedTuple):
-    """A function of parameters by name, and the shapes of its other arguments."""
-
-    call: Callable[..., Any]
-    arguments: Mapping[str, Any]  # a name: a shape, or a tree of them
-
-
 def write(run: Run, directory: Path) -> Export:
-    """Writes the functions of a run, with parameters, config, tokenizer and a card."""
+    """Writes the functions of a run, with parameters, config and tokenizer."""
     if importlib.util.find_spec("flatbuffers") is None:
         raise not_installed("stablehlo needs flatbuffers", "export")
     require(run.config.model, "stablehlo", hashing=None)  # whose signatures mhe_jax alone computes
     config = at_any_length(run.config)
-    found = functions(config)
-    abstract = abstract_of(config, sep=".")
+    found, abstract = functions(config), abstract_of(config, sep=".")
     frames = getattr(jax.config, FRAMES)
     jax.config.update(FRAMES, 0)  # frames name files of this machine
     try:
-        for name, function in found.items():
-            exported = jax_export.export(jax.jit(function.call), platforms=PLATFORMS)(
-                abstract, *function.arguments.values()
+        for name, (function, arguments) in found.items():
+            exported = jax_export.export(jax.jit(function), platforms=PLATFORMS)(
+                abstract, *arguments.values()
             )
-            (directory / f"{name}.{SUFFIX}").write_bytes(exported.serialize())
+            (directory / f"{name}.stablehlo").write_bytes(exported.serialize())
     finally:
         jax.config.update(FRAMES, frames)
-    write_tensors(directory / WEIGHTS, by_name(run.params), {"steps": json.dumps(run.steps)})
-    for name in (CONFIG, TOKENIZER):
-        (directory / name).write_bytes((run.workdir / name).read_bytes())
+    write_parameters(run, directory)
     forms = {
         role: f"{kind} {config.model.attention_for(role).form or ''}".strip()
         for role, kind in config.kinds.items()
@@ -116,22 +95,24 @@ def write(run: Run, directory: Path) -> Export:
         platforms=", ".join(PLATFORMS),
         length=config.model.max_length,
         forms=", ".join(f"`{form}` ({role})" for role, form in forms.items()),
-        signatures="\n".join(_signature(name, function) for name, function in found.items()),
+        signatures="\n".join(
+            f"- `{name}(params, {', '.join(arguments)})`, of int32"
+            for name, (_, arguments) in found.items()
+        ),
     )
-    first = next(iter(found))
-    lines = LINES["encode" if first == "encode" else config.task]
-    types = ", 0 * tokens" if "token_types" in found[first].arguments else ""
-    use = USE.format(name=first, lines=lines.replace("{types}", types))
+    types = ", 0 * tokens" if config.model.num_token_types > 1 else ""
+    use = USE.format(
+        functions=", ".join(found),
+        names=[*found],
+        lines=LINES["encode" if "encode" in found else config.task].replace("{types}", types),
+    )
     return {"functions": list(found), "platforms": list(PLATFORMS), "form": forms}, what, use
 
 
 def at_any_length(config: Config) -> Config:
-    """The config with forms and an engine that need not know lengths, and layers unrolled.
-
-    The form is the first that neither refuses a call of one query nor is slower for it, but for
-    `shared`.
-    """
+    """The config with forms and an engine that need not know lengths, and layers unrolled."""
     config = set_field(set_field(config, "model.scan_layers", False), "model.remat", False)
+    config = set_field(config, "model.kronecker.apply", "factored")  # `auto` compares lengths
     for role in config.facts.roles:
         module, form = attention_module(config.model, role, decode=role != "encoder"), None
         if isinstance(module, AttentionInForms):
@@ -148,12 +129,12 @@ def at_any_length(config: Config) -> Config:
     return config
 
 
-def functions(config: Config) -> dict[str, Function]:
-    """The functions of a run's task by their names."""
-    task, length = tasks.of(config), config.model.max_length
+def functions(config: Config) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The functions of a run's task by their names, and their arguments after the parameters."""
+    task, types = tasks.of(config), config.model.num_token_types > 1
     model: Any = task.model(config.model)
-    b, t, p = jax_export.symbolic_shape("b, t, p", constraints=[f"t <= {length}"])
-    rows = jax.ShapeDtypeStruct((b, t), jnp.int32)
+    b, t, p = jax_export.symbolic_shape("b, t, p", constraints=[f"t <= {config.model.max_length}"])
+    rows, places = (jax.ShapeDtypeStruct((b, length), jnp.int32) for length in (t, p))
 
     def apply(params: Any, *args: Any, cache: Any = None, **named: Any) -> Any:
         variables = {"params": unflatten_dict(params, sep=".")}
@@ -168,57 +149,41 @@ def functions(config: Config) -> dict[str, Function]:
     def step(params: Any, cache: Any, tokens: jax.Array, positions: jax.Array) -> Any:
         return with_cache(params, tokens, positions, method="decode_step", cache=cache)
 
+    def encode(params: Any, *tokens: jax.Array) -> Any:
+        return apply(params, *tokens, method="encode")
+
+    def of_sources(params: Any, sources: jax.Array) -> Any:
+        return with_cache(params, sources, method="start_cache")[1]
+
+    def of_prompt(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
+        _, cache = with_cache(params, tokens.shape[0], method="start_cache")
+        logits, cache = step(params, cache, tokens, positions)
+        # Rows stand where their prompts end; what they write next replaces the padding.
+        lengths = jnp.sum(tokens != PAD, axis=1)
+        return logits, {
+            name: lengths if name.endswith("cache_index") else leaf for name, leaf in cache.items()
+        }
+
+    if config.facts.is_encoder:
+        of_types = {"token_types": rows} if types else {}
+        found = {"encode": (encode, {"tokens": rows, **of_types})}
+        if config.facts.labelled:
+            found["predict"] = apply, dict.fromkeys(("tokens", "token_types", "marks"), rows)
+        elif config.task == "mlm":
+            found["predict"] = apply, {"tokens": rows, "masked_positions": places, **of_types}
+        return found
+    params = abstract_of(config, sep=".")
     if config.task == "lm":
-
-        def of_prompt(params: Any, tokens: jax.Array, positions: jax.Array) -> Any:
-            _, cache = with_cache(params, tokens.shape[0], method="start_cache")
-            logits, cache = step(params, cache, tokens, positions)
-            # Rows stand where their prompts end; what they write next replaces the padding.
-            lengths = jnp.sum(tokens != PAD, axis=1)
-            return logits, {
-                name: lengths if name.endswith("cache_index") else leaf
-                for name, leaf in cache.items()
-            }
-
         start, given = of_prompt, {"tokens": rows, "positions": rows}
         # The cache holds `max_length` tokens, however many there are: only b stays symbolic.
         (b,) = jax_export.symbolic_shape("b")
-    elif config.task == "translation":
-
-        def of_sources(params: Any, sources: jax.Array) -> Any:
-            return with_cache(params, sources, method="start_cache")[1]
-
+        one = jax.ShapeDtypeStruct((b, 1), jnp.int32)
+        cache = jax.eval_shape(start, params, one, one)[1]
+    else:
         start, given = of_sources, {"sources": rows}
-    else:
-        types = {"token_types": rows} if config.model.num_token_types > 1 else {}
-
-        def encode(params: Any, tokens: jax.Array, *token_types: jax.Array) -> Any:
-            return apply(params, tokens, *token_types, method="encode")
-
-        found = {"encode": Function(encode, {"tokens": rows, **types})}
-        if config.facts.labelled:
-            names = ("tokens", "token_types", "marks")
-            found["predict"] = Function(apply, dict.fromkeys(names, rows))
-        elif config.task == "mlm":
-            places = {"masked_positions": jax.ShapeDtypeStruct((b, p), jnp.int32)}
-            found["predict"] = Function(apply, {"tokens": rows, **places, **types})
-        return found
-    one = jax.ShapeDtypeStruct((b, 1), jnp.int32)
-    if config.task == "lm":
-        cache = jax.eval_shape(start, abstract_of(config, sep="."), one, one)[1]
-    else:
-        cache = jax.eval_shape(start, abstract_of(config, sep="."), rows)
+        one = jax.ShapeDtypeStruct((b, 1), jnp.int32)
+        cache = jax.eval_shape(start, params, rows)
     return {
-        "start": Function(start, given),
-        "step": Function(step, {"cache": cache, "tokens": one, "positions": one}),
+        "start": (start, given),
+        "step": (step, {"cache": cache, "tokens": one, "positions": one}),
     }
-
-
-def _signature(name: str, function: Function) -> str:
-    arguments = (
-        "cache"
-        if isinstance(value, Mapping)
-        else f"{argument} [{', '.join(map(str, value.shape))}]"
-        for argument, value in function.arguments.items()
-    )
-    return f"- `{name}(params, {', '.join(arguments)})`, of int32"

@@ -1,13 +1,13 @@
 """A trained run with another attention: a new run, to be evaluated or trained further (uptraining).
 
-The new run has the config of the old one with the new kind, its tokenizer, and a checkpoint of step
-0: a fresh optimizer, and the best parameters of the old run. Those of each attention sublayer are
-replaced by parameters of the new kind that compute most nearly the same
-(`mhe_jax.attention.conversion`).
+Its parameters are the best of the old run, and those of each attention sublayer are replaced by
+parameters of the new kind that compute most nearly the same (`mhe_jax.attention.conversion`).
 """
 
 import dataclasses
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,9 @@ from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer
+from mhe_jax.model import count_parameters, stack_layers, unroll_layers
 from mhe_jax.model.layers import attention_module, check_attention
-from mhe_jax.model.stack import (
-    ATTENTION,
-    count_parameters,
-    role_of,
-    stack_layers,
-    unroll_layers,
-)
+from mhe_jax.model.stack import ATTENTION, role_of
 from mhe_jax.training import sharding
 from mhe_jax.training.from_run import check_new_run, read_run, write_run
 
@@ -62,7 +57,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     made, errors = {}, {}
     for path in sublayers(found):
         made[path], errors["/".join(path)] = conversion.convert_and_fit(
-            at(found, path),
+            reduce(getitem, path, found),
             str(wanted.kind),
             source=old.model.attention_for(role_of(path)).kind,
             activations=activations(old, found, batches, path),
@@ -71,7 +66,7 @@ def convert(run: str | Path, new: str | Path, wanted: ConversionConfig) -> dict[
     biased = any("bias" in one["out"] for one in made.values())
     config = dataclasses.replace(config, model=_with(config.model, {"use_bias": biased}))
     for path, one in made.items():
-        at(found, path[:-1])[path[-1]] = _with_zeros(one) if biased else one
+        reduce(getitem, path[:-1], found)[path[-1]] = _with_zeros(one) if biased else one
     found = stack_layers(found) if old.model.scan_layers else found
     pieces = (run / TOKENIZER).read_bytes() if old.model.has_pieces else None
     write_run(config, found, mesh, tokenizer.key, pieces)
@@ -84,18 +79,16 @@ def _converted(old: Config, new: Path, wanted: ConversionConfig) -> Config:
     """The config of the new run, without biases of its own."""
     if wanted.kind is None:
         raise InputError("--kind is not set: takes the attention to convert to")
-    conversion.check_target(wanted.kind)
+    if wanted.kind not in conversion.TARGETS:
+        takes = ", ".join(conversion.TARGETS)
+        raise InputError(f"--kind is {wanted.kind}, which nothing is converted to: takes {takes}")
     if wanted.rows and not old.data.train:
-        raise InputError(
-            f"data.train of {old.workdir} is not set, and --rows is {wanted.rows}: without a text "
-            "it takes --rows 0"
-        )
+        raise InputError(f"data.train of {old.workdir} is not set: --rows is {wanted.rows}, not 0")
     if old.model.kronecker.attention is not None:
         raise InputError(f"{old.workdir} is factorized: takes a run with dense attention")
-    if str(old.model.positions) == "rotary":
+    if old.model.positions == "rotary":  # what turns cannot be mapped into another basis
         raise InputError(
-            f"model.positions is 'rotary' in {old.workdir}: takes a run with learned or sinusoidal "
-            "positions; queries and keys that turn cannot be mapped into each other's bases"
+            f"model.positions is 'rotary' in {old.workdir}: takes a run with learned or sinusoidal"
         )
     for role in old.facts.roles:
         conversion.check_source(attention_module(old.model, role))
@@ -122,15 +115,12 @@ def _with(model: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
 
 def _with_zeros(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of one sublayer with a bias for each projection that can have one."""
-    if "bias" in params["out"]:
-        return dict(params)
-    result = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping) and name != "key_bias" and "bias" not in value:
+    found = dict(params)
+    for name, value in params.items() if "bias" not in params["out"] else ():
+        if isinstance(value, Mapping) and name != "key_bias":
             shape = value["kernel"].shape[2 if name == "out" else 1 :]
-            value = {**value, "bias": jnp.zeros(shape, value["kernel"].dtype)}
-        result[name] = value
-    return result
+            found[name] = {"bias": jnp.zeros(shape, value["kernel"].dtype), **value}
+    return found
 
 
 def sublayers(params: Mapping[str, Any]) -> list[Sublayer]:
@@ -138,13 +128,6 @@ def sublayers(params: Mapping[str, Any]) -> list[Sublayer]:
     paths: Any = flatten_dict(params)
     found = {path[: i + 1] for path in paths for i, name in enumerate(path) if name in ATTENTION}
     return sorted(found, key=lambda p: ("encoder" not in p, int(p[-2][6:]), ATTENTION.index(p[-1])))
-
-
-def at(tree: Mapping[str, Any], path: Sublayer) -> Any:
-    """The subtree at `path`."""
-    for name in path:
-        tree = tree[name]
-    return tree
 
 
 def text_batches(config: Config, tokenizer: AnyTokenizer, rows: int) -> list[dict[str, Any]]:
@@ -155,10 +138,6 @@ def text_batches(config: Config, tokenizer: AnyTokenizer, rows: int) -> list[dic
     while batches is not None and sum(len(batch["weights"]) for batch in found) < rows:
         found.append(read(batches.batch(len(found))))
     return found
-
-
-class _Reached(Exception):
-    """All that is asked for has been computed."""
 
 
 def activations(
@@ -172,21 +151,17 @@ def activations(
 
     def watch(call, args, kwargs, context):
         output = call(*args, **kwargs)
-        if context.module.path != path or context.method_name != "__call__":
-            return output
-        query, key = args[0], args[1] if len(args) > 1 else None
-        mask = as_mask(kwargs.get("mask"), query.shape[:1])
-        taken.append(jax.device_get(Activations(query, key, mask, valid, output)))
-        raise _Reached
+        if context.module.path == path and context.method_name == "__call__":
+            query, key = args[0], args[1] if len(args) > 1 else None
+            mask = as_mask(kwargs.get("mask"), query.shape[:1])
+            taken.append(jax.device_get(Activations(query, key, mask, valid, output)))
+        return output
 
     for batch in batches:
         own = np.asarray(batch[task.token_inputs[0 if "encoder" in path else -1]])
         valid = own.reshape(-1, own.shape[-1]) != PAD
         named = {name: batch[name] for name in task.keywords if name in batch}
         inputs = [batch[name] for name in task.inputs]
-        try:
-            with nn.intercept_methods(watch):
-                model.apply({"params": params}, *inputs, **named, deterministic=True)
-        except _Reached:
-            pass
+        with nn.intercept_methods(watch):
+            model.apply({"params": params}, *inputs, **named, deterministic=True)
     return taken

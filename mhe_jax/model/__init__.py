@@ -14,10 +14,7 @@ For hashed words without a table, tokens are types, and signatures [..., T, 16] 
 
 `LanguageModel` and `EncoderDecoder` decode over a cache: `start_cache`, then `decode_step` with
 T ≥ 1 tokens per call.
-
-Logical axis names. Parameters: embed, mlp, vocabulary, positions, token_types, norm, layers, and
-those of attention (heads, kv_heads, head_features). Activations: batch, length, activation_embed,
-activation_mlp, activation_vocabulary, activation_heads.
+Logical axis names are those of `training.sharding.RULES`.
 """
 
 from mhe_jax.model.decoder import EncoderDecoder, LanguageModel

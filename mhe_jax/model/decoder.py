@@ -1,5 +1,7 @@
 """Models with a decoder: the language model, and the encoder-decoder for translation."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ from mhe_jax.attention import Mask
 from mhe_jax.config import ModelConfig
 from mhe_jax.model.embeddings import Embeddings, padding_mask, positions_within
 from mhe_jax.model.encoder import EncoderModel
-from mhe_jax.model.stack import Decoder, Encoder
+from mhe_jax.model.stack import Stack
 
 
 class CachedDecoder(nn.Module):
@@ -29,6 +31,11 @@ class CachedDecoder(nn.Module):
         """
         x = self.embeddings(tokens, positions)
         return self.embeddings.attend(self.decoder(x, cache="step"))
+
+    def _start(self, rows: int, length: int | None, **seen: Any) -> None:
+        c = self.config
+        x = jnp.zeros((rows, length or c.max_length, c.features), c.dtype)
+        self.decoder(x, cache="start", **seen)
 
 
 class LanguageModel(CachedDecoder):
@@ -51,14 +58,10 @@ class LanguageModel(CachedDecoder):
     def setup(self):
         c = self.config
         self.embeddings = Embeddings(c)
-        self.decoder = Decoder(c, c.num_layers)
+        self.decoder = Stack(c, c.num_layers, "decoder")
 
     def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        segments: jax.Array | None = None,
-        deterministic: bool = True,
+        self, tokens: jax.Array, *, segments: jax.Array | None = None, deterministic: bool = True
     ) -> jax.Array:
         """Ids [B, T] to float32 logits [B, T, V] of the token after each.
 
@@ -73,9 +76,7 @@ class LanguageModel(CachedDecoder):
 
     def start_cache(self, batch_size: int, length: int | None = None) -> None:
         """Make an empty cache of `length` positions (None: max_length); call with cache mutable."""
-        c = self.config
-        x = jnp.zeros((batch_size, length or c.max_length, c.features), c.dtype)
-        self.decoder(x, cache="start")
+        self._start(batch_size, length)
 
 
 class EncoderDecoder(EncoderModel, CachedDecoder):
@@ -99,8 +100,8 @@ class EncoderDecoder(EncoderModel, CachedDecoder):
     def setup(self):
         c = self.config
         self.embeddings = Embeddings(c)
-        self.encoder = Encoder(c, c.num_layers)
-        self.decoder = Decoder(c, c.decoder_layers, cross=True)
+        self.encoder = Stack(c, c.num_layers)
+        self.decoder = Stack(c, c.decoder_layers, "decoder", cross=True)
 
     def __call__(
         self,
@@ -145,8 +146,5 @@ class EncoderDecoder(EncoderModel, CachedDecoder):
         The cache of cross-attention is filled once; that of self-attention is empty, with `length`
         (None: max_length) positions.
         """
-        c = self.config
-        encoded = self.encode(sources)
-        x = jnp.zeros((sources.shape[0], length or c.max_length, c.features), c.dtype)
         seen = padding_mask(sources, self.right_padded)
-        self.decoder(x, encoded=encoded, encoded_mask=seen, cache="start")
+        self._start(sources.shape[0], length, encoded=self.encode(sources), encoded_mask=seen)

@@ -1,18 +1,19 @@
 """Token ids to the first activations, and the last activations to logits."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.dropout import Dropout
-from mhe_jax.attention.projection import named
+from mhe_jax.attention.projection import Dropout, named
 from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import PAD
+from mhe_jax.hashformers import BYTES
 from mhe_jax.hashformers.embeddings import HashEmbedding
-from mhe_jax.hashformers.hashes import BYTES
 from mhe_jax.model.layers import normalization
-from mhe_jax.shapeshifter.kronecker import KroneckerEmbed
+from mhe_jax.shapeshifter import KroneckerEmbed
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
@@ -47,12 +48,6 @@ def padding_mask(tokens: jax.Array, right_padded: bool) -> Mask:
     return Mask.lengths(jnp.where(exists, ends, 0).max(1, initial=0))
 
 
-def poison_inner_padding(x: jax.Array, tokens: jax.Array) -> jax.Array:
-    """x [B, T, M], with NaN in rows where padding precedes a token: no length describes them."""
-    before = (tokens[:, :-1] == PAD) & (tokens[:, 1:] != PAD)
-    return jnp.where(before.any(1)[:, None, None], jnp.nan, x)
-
-
 class Embeddings(nn.Module):
     """`x[b, t] = √M (token[id] + position[p] + type[s])`; sinusoidal positions are added unscaled,
     and rotary ones are applied in attention instead.
@@ -81,29 +76,30 @@ class Embeddings(nn.Module):
 
     def setup(self):
         c = self.config
-        init = nn.initializers.normal(c.features**-0.5)
+        V, M, terms = c.padded_vocabulary_size, c.features, c.kronecker.embedding or 0
+        normal, lecun = nn.initializers.normal(M**-0.5), nn.initializers.lecun_normal()
 
-        def table(name: str, axis: str, rows: int) -> jax.Array:
-            return self.param(name, named(init, (axis, "embed")), (rows, c.features))
+        def table(name: str, axes: tuple[str, ...], *shape: int, init: Any = normal) -> jax.Array:
+            return self.param(name, named(init, axes), shape)
+
+        def factors() -> KroneckerEmbed:
+            return KroneckerEmbed(V, M, M**-0.5, rank=terms, apply_as=c.kronecker.apply)
 
         if not c.has_table:
             self.token = HashEmbedding(c)
-        elif c.kronecker.embedding is not None:
-            self.token = self._kronecker(c.kronecker.embedding)
         else:
-            self.token = table("token", "vocabulary", c.padded_vocabulary_size)
+            self.token = factors() if terms else table("token", ("vocabulary", "embed"), V, M)
         if c.positions == "learned":
-            self.position = table("position", "positions", c.max_length)
+            self.position = table("position", ("positions", "embed"), c.max_length, M)
         if c.num_token_types:
-            self.type = table("type", "token_types", c.num_token_types)
-        if not c.tie_embeddings and c.kronecker.embedding is not None:
-            self.output = self._kronecker(c.kronecker.embedding)
+            self.type = table("type", ("token_types", "embed"), c.num_token_types, M)
+        if not c.tie_embeddings and terms:
+            self.output = factors()
         elif not c.tie_embeddings:
-            drawn = named(nn.initializers.lecun_normal(), ("embed", "vocabulary"))
-            self.output = self.param("output", drawn, (c.features, c.padded_vocabulary_size))
+            self.output = table("output", ("embed", "vocabulary"), M, V, init=lecun)
         if c.output_bias:
-            zeros = named(nn.initializers.zeros_init(), ("vocabulary",))
-            self.vocabulary_bias = self.param("vocabulary_bias", zeros, (c.padded_vocabulary_size,))
+            zeros = nn.initializers.zeros_init()
+            self.vocabulary_bias = table("vocabulary_bias", ("vocabulary",), V, init=zeros)
         if self.normalize:
             self.norm = normalization(c)
         self.dropout = Dropout(c.dropout_rate)
@@ -132,7 +128,7 @@ class Embeddings(nn.Module):
         if (signatures is None) != c.has_table:
             raise ValueError(f"signatures are for model.hashing without a table, not {c.hashing}")
         if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+            positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
         if isinstance(self.token, HashEmbedding):
             assert signatures is not None
             x = self.token(tokens, signatures, deterministic=deterministic)
@@ -157,12 +153,11 @@ class Embeddings(nn.Module):
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits `x · token[v] (+ bias[v])`, or `x · output`: [B, T, M] to float32 [B, T, V]."""
         c = self.config
-        table, pattern = self.token, "btm,vm->btv"
-        if not c.tie_embeddings:
-            table, pattern = self.output, "btm,mv->btv"
+        table = self.token if c.tie_embeddings else self.output
         if isinstance(table, KroneckerEmbed):
             logits = table.attend(x)
         else:
+            pattern = "btm,vm->btv" if c.tie_embeddings else "btm,mv->btv"
             table = table.astype(x.dtype)
             logits = jnp.einsum(pattern, x, table, preferred_element_type=jnp.float32)
         if c.output_bias:
@@ -172,11 +167,6 @@ class Embeddings(nn.Module):
             exists = (ids < c.vocabulary_size) & ~jnp.isin(ids, jnp.array(c.absent_tokens, int))
             logits = jnp.where(exists[None, None], logits, -jnp.inf)
         return nn.with_logical_constraint(logits, ("batch", "length", "activation_vocabulary"))
-
-    def _kronecker(self, rank: int) -> KroneckerEmbed:
-        c = self.config
-        sizes = c.padded_vocabulary_size, c.features, c.features**-0.5
-        return KroneckerEmbed(*sizes, rank=rank, apply_as=c.kronecker.apply)
 
 
 def _rows(table: jax.Array, ids: jax.Array, axis: str) -> jax.Array:

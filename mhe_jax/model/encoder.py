@@ -4,26 +4,19 @@ All have `embeddings` and `encoder` with the same parameters, so that a pre-trai
 those of another. `signatures` [..., 16] beside ids are for hashed words without a table.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention import Mask
-from mhe_jax.attention.dropout import Dropout
-from mhe_jax.attention.projection import named
+from mhe_jax.attention.projection import Dropout, named
 from mhe_jax.config import ModelConfig
 from mhe_jax.config.data import PAD
-from mhe_jax.model.embeddings import (
-    Embeddings,
-    padding_mask,
-    poison_inner_padding,
-    positions_within,
-)
+from mhe_jax.model.embeddings import Embeddings, padding_mask, positions_within
 from mhe_jax.model.layers import ACTIVATIONS, dense, normalization
-from mhe_jax.model.stack import Encoder
-
-# The logit of a position where no answer may begin or end: its probability is 0.
-IMPOSSIBLE = -1e9
+from mhe_jax.model.stack import Stack
 
 
 class EncoderModel(nn.Module):
@@ -39,7 +32,7 @@ class EncoderModel(nn.Module):
     def setup(self):
         c = self.config
         self.embeddings = Embeddings(c, normalize=c.norm_position == "post")
-        self.encoder = Encoder(c, c.num_layers)
+        self.encoder = Stack(c, c.num_layers)
 
     def encode(
         self,
@@ -64,8 +57,9 @@ class EncoderModel(nn.Module):
         x = self.embeddings(
             tokens, positions, token_types, signatures=signatures, deterministic=deterministic
         )
-        if self.right_padded:
-            x = poison_inner_padding(x, tokens)
+        if self.right_padded:  # no length describes a row where padding precedes a token
+            before = ((tokens[:, :-1] == PAD) & (tokens[:, 1:] != PAD)).any(1)
+            x = jnp.where(before[:, None, None], jnp.nan, x)
         return self.encoder(x, mask=mask, positions=positions, deterministic=deterministic)
 
 
@@ -81,15 +75,9 @@ class ShuffleRandomClassifier(EncoderModel):
         super().setup()
         self.head_dense = dense(self.config, None)
 
-    def __call__(
-        self,
-        tokens: jax.Array,
-        *,
-        signatures: jax.Array | None = None,
-        deterministic: bool = True,
-    ) -> jax.Array:
+    def __call__(self, tokens: jax.Array, **inputs: Any) -> jax.Array:
         """Float32 logits [B, T, 3] of all `tokens` [B, T]; the arguments are those of `encode`."""
-        x = self.encode(tokens, signatures=signatures, deterministic=deterministic)
+        x = self.encode(tokens, **inputs)
         return self.head_dense(x, (3,), ("embed", None)).astype(jnp.float32)
 
 
@@ -143,7 +131,9 @@ def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 class _HeadModel(EncoderModel):
-    """What all have in common: the call, and which token types the config has rows for."""
+    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
+        """The encoder's output [B, T, M] to float32 outputs; `fixed` switches dropout off."""
+        raise NotImplementedError
 
     def __call__(
         self,
@@ -158,20 +148,14 @@ class _HeadModel(EncoderModel):
 
         The axes before T, such as B and choices C, are rows.
         """
-        rows = tokens.shape[:-1]
-        tokens, token_types, marks = (
-            x.reshape(-1, x.shape[-1]) for x in (tokens, token_types, marks)
-        )
+        rows, flat = tokens.shape[:-1], (-1, tokens.shape[-1])
+        tokens, token_types, marks = (x.reshape(flat) for x in (tokens, token_types, marks))
         if signatures is not None:
             signatures = signatures.reshape(-1, *signatures.shape[-2:])
         types = token_types if self.config.num_token_types > 1 else None
         x = self.encode(tokens, types, signatures=signatures, deterministic=deterministic)
         found = self.head(x, tokens, marks, deterministic)
         return found.reshape(*rows, *found.shape[1:])
-
-    def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
-        """The encoder's output [B, T, M] to float32 outputs; `fixed` switches dropout off."""
-        raise NotImplementedError
 
 
 class Classifier(_HeadModel):
@@ -226,5 +210,5 @@ class SpanFinder(_HeadModel):
 
     def head(self, x: jax.Array, tokens: jax.Array, marks: jax.Array, fixed: bool) -> jax.Array:
         logits = self.span(x, (2,), ("embed", None)).astype(jnp.float32)
-        logits = jnp.where((marks > 0)[:, :, None], logits, IMPOSSIBLE)
+        logits = jnp.where((marks > 0)[:, :, None], logits, -1e9)  # a probability of 0
         return jnp.swapaxes(logits, 1, 2)

@@ -1,4 +1,4 @@
-"""The sublayers of a transformer, and the encoder and decoder layer made of them.
+"""The sublayers of a transformer, and the layer made of them.
 
     pre     x + dropout(sublayer(norm(x)))        and one norm after the stack
     post    norm(x + dropout(sublayer(x)))        and none after it
@@ -9,16 +9,15 @@ embeddings, as in BERT; translation and language models have none there, as in V
 
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 
 from mhe_jax.attention import Attention, Mask, Rotary, make_attention
-from mhe_jax.attention.dropout import Dropout
-from mhe_jax.attention.projection import Projection, named
+from mhe_jax.attention.projection import Dropout, Projection, named
 from mhe_jax.config import FIELDS_OF_KINDS, Config, InputError, ModelConfig, Role
-from mhe_jax.shapeshifter.kronecker import KroneckerProjection
+from mhe_jax.shapeshifter import KroneckerProjection
 
 ACTIVATIONS = {
     "relu": nn.relu,
@@ -69,11 +68,9 @@ def attention_module(
 
     InputError, with the dotted name of a field, if its fields do not go together.
     """
-    c = config.attention_for(role)
-    fields = {}
+    c, fields = config.attention_for(role), {}
     if config.positions == "rotary" and role != "cross":
-        pairs, scaling = config.rotary_pairs, config.rotary_scaling
-        fields["rotary"] = Rotary(config.rotary_base, pairs, scaling)
+        fields["rotary"] = Rotary(config.rotary_base, config.rotary_pairs, config.rotary_scaling)
     for field, kinds in FIELDS_OF_KINDS.items():
         value = getattr(c, field)
         if c.kind not in kinds or value is None:
@@ -137,56 +134,19 @@ class MLP(nn.Module):
         return dense(c, "down", c.mlp_bias)(y, (c.features,), ("mlp", "embed"))
 
 
-class _Layer(nn.Module):
-    config: ModelConfig
+class Layer(nn.Module):
+    """Self-attention of a role, attention to `encoded` (role `cross`), then the MLP.
 
-    def residual(self, x: jax.Array, sublayer: Callable, name: str, deterministic: bool):
-        """One sublayer with its norm `{name}_norm`, dropout and residual sum."""
-        norm = normalization(self.config, f"{name}_norm")
-        pre = self.config.norm_position == "pre"
-        y = sublayer(norm(x) if pre else x)
-        y = Dropout(self.config.dropout_rate, name=f"{name}_dropout")(
-            y, deterministic=deterministic
-        )
-        x = x + y if pre else norm(x + y)
-        return nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
-
-
-class EncoderLayer(_Layer):
-    """Self-attention of role `encoder`, then the MLP: [B, T, M] to [B, T, M].
-
-    `positions` [B, T] are for rotary positions, and None otherwise.
-    """
-
-    @nn.compact
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: Mask | None = None,
-        positions: jax.Array | None = None,
-        *,
-        deterministic: bool = True,
-    ):
-        attend = attention_module(self.config, "encoder", "self_attention")
-        x = self.residual(
-            x,
-            lambda y: attend(y, mask=mask, positions=positions, deterministic=deterministic),
-            "self_attention",
-            deterministic,
-        )
-        return self.residual(x, MLP(self.config, name="mlp"), "mlp", deterministic)
-
-
-class DecoderLayer(_Layer):
-    """Causal self-attention (role `decoder`), attention to `encoded` (role `cross`), then the MLP.
-
-    With `cross` off there is no second sublayer: this is the layer of a language model.
+    As `decoder` its self-attention is causal. With `cross` off there is no second sublayer: so are
+    the layers of an encoder and of a language model.
 
     Beside what attention caches, the cache holds which positions of `encoded` are not padding, as
     the part of its mask that tells: `encoded_lengths` [B] or `encoded_valid` [B, S]. Each layer has
     them, so that every leaf of the cache has its rows on the same axis.
     """
 
+    config: ModelConfig
+    role: Role = "encoder"
     cross: bool = False
 
     @nn.compact
@@ -203,58 +163,51 @@ class DecoderLayer(_Layer):
     ) -> jax.Array:
         """x [B, T, M] and `encoded` [B, S, M], seen where `encoded_mask` allows, to [B, T, M].
 
-        `mask` is combined with the causal one, and `positions` are as in `EncoderLayer`. With
-        cache='start', x gives only the shape of the self-attention's cache and is returned
-        unchanged, and only the padding of `encoded_mask` is kept; with 'step', what attention sees
-        is in the cache, and all arguments but x are None.
+        `positions` [B, T] are for rotary positions, and None otherwise. With cache='start', x gives
+        only the shape of the self-attention's cache and is returned unchanged, and only the padding
+        of `encoded_mask` is kept; with 'step', what attention sees is in the cache, and all
+        arguments but x are None.
         """
-        decode = cache != "none"
-        self_attention = attention_module(self.config, "decoder", "self_attention", decode=decode)
-        cross_attention = None
+        c, decode = self.config, cache != "none"
+        self_attention = attention_module(c, self.role, "self_attention", decode=decode)
+        cross_attention: Any = None
         if self.cross:
-            cross_attention = attention_module(
-                self.config, "cross", "cross_attention", decode=decode
-            )
+            cross_attention = attention_module(c, "cross", "cross_attention", decode=decode)
 
         if cache == "start":
             self_attention(x, deterministic=True)
-            if cross_attention is not None:
-                assert encoded is not None
+            if self.cross:
                 assert encoded_mask is not None
                 cross_attention.fill_cache(encoded)
-                for name, part in (
-                    ("encoded_lengths", encoded_mask.key_lengths),
-                    ("encoded_valid", encoded_mask.key_valid),
-                ):
-                    if part is not None:
-                        self.variable("cache", name, lambda part=part: part)
+                for part in ("lengths", "valid"):
+                    if (kept := getattr(encoded_mask, f"key_{part}")) is not None:
+                        self.variable("cache", f"encoded_{part}", lambda kept=kept: kept)
             return x
         if cache == "step":
             # The cache adds its own causal mask, with the position of each row.
-            causal = None
             if self.cross:
                 encoded_mask = Mask(
                     key_lengths=self.get_variable("cache", "encoded_lengths"),
                     key_valid=self.get_variable("cache", "encoded_valid"),
                 )
-        else:
-            causal = Mask.causal() if mask is None else Mask.causal() & mask
+        elif self.role == "decoder":
+            mask = Mask.causal() if mask is None else Mask.causal() & mask
 
-        x = self.residual(
-            x,
-            lambda y: self_attention(
-                y, mask=causal, positions=positions, deterministic=deterministic
-            ),
-            "self_attention",
-            deterministic,
-        )
-        if cross_attention is not None:
-            x = self.residual(
-                x,
-                lambda y: cross_attention(
-                    y, encoded, mask=encoded_mask, deterministic=deterministic
-                ),
-                "cross_attention",
-                deterministic,
+        fixed: dict[str, Any] = {"deterministic": deterministic}
+        sublayers: dict[str, Callable] = {
+            "self_attention": lambda y: self_attention(y, mask=mask, positions=positions, **fixed)
+        }
+        if self.cross:
+            sublayers["cross_attention"] = lambda y: cross_attention(
+                y, encoded, mask=encoded_mask, **fixed
             )
-        return self.residual(x, MLP(self.config, name="mlp"), "mlp", deterministic)
+        sublayers["mlp"] = MLP(c, name="mlp")
+        for name, sublayer in sublayers.items():
+            norm = normalization(c, f"{name}_norm")
+            dropout = Dropout(c.dropout_rate, name=f"{name}_dropout")
+            if c.norm_position == "pre":
+                x = x + dropout(sublayer(norm(x)), **fixed)
+            else:
+                x = norm(x + dropout(sublayer(x), **fixed))
+            x = nn.with_logical_constraint(x, ("batch", "length", "activation_embed"))
+        return x

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.engines import is_saved
 from mhe_jax.config import ModelConfig, Role
-from mhe_jax.model.layers import CacheMode, DecoderLayer, EncoderLayer, normalization
+from mhe_jax.model.layers import CacheMode, Layer, normalization
 
 _METADATA = {nn.PARTITION_NAME: "layers"}
 _LAYER = re.compile(r"layer_(\d+)")
@@ -27,19 +27,18 @@ def _is_kept(primitive, *args, **params) -> bool:
     """Whether a scanned layer keeps the result of `primitive` for its backward pass.
 
     Products with parameters, what engines name and dropout masks are kept. Softmax, activations and
-    norms are computed again, as XLA chooses where layers are unrolled; whatever a scan keeps is in
-    memory once per layer. Products with a batch dimension are between activations: `xla` names its
-    scores, `blocked` computes them block by block and keeps none.
+    norms are computed again, as XLA chooses where layers are unrolled.
     """
     return _is_product(primitive, *args, **params) or is_saved(primitive, *args, **params)
 
 
-class _Stack(nn.Module):
+class Stack(nn.Module):
+    """Layers of a role, with one more `norm` after them in pre-norm order."""
+
     config: ModelConfig
     num_layers: int
-
-    def layer(self, name: str) -> nn.Module:
-        raise NotImplementedError
+    role: Role = "encoder"
+    cross: bool = False
 
     @nn.compact
     def __call__(
@@ -61,6 +60,9 @@ class _Stack(nn.Module):
         trains = cache == "none"
         fixed = {"deterministic": deterministic} | ({} if trains else {"cache": cache})
 
+        def layer(name):
+            return Layer(c, self.role, self.cross, name=name)
+
         def apply(layer, x, seen):
             return layer(x, **seen, **fixed), None
 
@@ -77,31 +79,15 @@ class _Stack(nn.Module):
                 length=self.num_layers,
                 metadata_params=_METADATA,
             )
-            x, _ = scan(self.layer("layers"), x, seen)
+            x, _ = scan(layer("layers"), x, seen)
         else:
             if c.remat and trains:
                 apply = nn.remat(apply)
             for i in range(self.num_layers):
-                x, _ = apply(self.layer(f"layer_{i}"), x, seen)
+                x, _ = apply(layer(f"layer_{i}"), x, seen)
         if c.norm_position == "pre" and cache != "start":
             x = normalization(c, "norm")(x)
         return x
-
-
-class Encoder(_Stack):
-    """`num_layers` of `EncoderLayer`, with one more `norm` after them in pre-norm order."""
-
-    def layer(self, name: str) -> nn.Module:
-        return EncoderLayer(self.config, name=name)
-
-
-class Decoder(_Stack):
-    """`num_layers` of `DecoderLayer`, with one more `norm` after them in pre-norm order."""
-
-    cross: bool = False
-
-    def layer(self, name: str) -> nn.Module:
-        return DecoderLayer(self.config, cross=self.cross, name=name)
 
 
 def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,11 +108,7 @@ def unroll_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Stack each run of `layer_0`, `layer_1`, ... into one `layers` of stacked leaves.
-
-    Raises:
-      ValueError: a number is missing in the run, or layers differ in their parameters.
-    """
+    """Stack each run of `layer_0`, `layer_1`, ... into one `layers` of stacked leaves."""
     result, layers = {}, {}
     for name, value in tree.items():
         if match := _LAYER.fullmatch(name):
@@ -134,8 +116,6 @@ def stack_layers(tree: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[name] = stack_layers(value) if isinstance(value, Mapping) else value
     if layers:
-        if sorted(layers) != list(range(len(layers))):
-            raise ValueError(f"layers {sorted(layers)} do not count from 0 without a gap")
         ordered = [layers[i] for i in range(len(layers))]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ordered)
         result["layers"] = nn.meta.add_axis(stacked, 0, _METADATA)

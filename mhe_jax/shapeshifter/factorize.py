@@ -7,12 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mhe_jax.shapeshifter.kronecker import Factors, rearrange
-
-# The projection whose kernel [H, D, M] contracts two axes; the others contract the first.
-OUT = "out"
-# Tables are [V, M], but an untied output matrix is kept as [M, V].
-TRANSPOSED = "output"
+from mhe_jax.shapeshifter import Factors
 
 
 def factorize(params: Any, like: Any) -> tuple[Any, dict[str, float]]:
@@ -34,8 +29,9 @@ def best_factors(w: Any, factors: Factors, rank: int) -> tuple[np.ndarray, np.nd
     True
     """
     f = factors
-    rearranged = np.asarray(rearrange(np.asarray(w, np.float32), f))
-    u, s, vt = np.linalg.svd(rearranged, full_matrices=False)
+    w = np.pad(w, ((0, f.m1 * f.m2 - w.shape[0]), (0, f.n1 * f.n2 - w.shape[1])))
+    w = w.reshape(f.m1, f.m2, f.n1, f.n2).transpose(0, 2, 1, 3).reshape(f.m1 * f.n1, -1)
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
     root = np.sqrt(s[:rank])
     a = (u[:, :rank] * root).T.reshape(rank, f.m1, f.n1)
     b = (vt[:rank] * root[:, None]).reshape(rank, f.m2, f.n2)
@@ -45,14 +41,16 @@ def best_factors(w: Any, factors: Factors, rank: int) -> tuple[np.ndarray, np.nd
 def _tree(params: Any, like: Any, path: str, errors: dict[str, float]) -> Any:
     if not isinstance(like, dict):
         return params
+    name = path.rpartition("/")[2]
     if not isinstance(params, dict):  # a table
-        w = np.swapaxes(params, -1, -2) if path.endswith(TRANSPOSED) else params
+        # Tables are [V, M], but an untied output matrix is kept as [M, V].
+        w = np.swapaxes(params, -1, -2) if name == "output" else params
         return _matrices(w, like, path, errors)
     out = {}
-    name = path.rpartition("/")[2]
-    if "kernel" in params and {"a", "b"} <= like.keys():
+    if "kernel" in params and "a" in like:
         kernel, stacked = params["kernel"], like["a"].ndim - 3
-        split = stacked + (2 if name == OUT else 1)
+        # The kernel of `out`, [H, D, M], contracts two axes; the others contract the first.
+        split = stacked + (2 if name == "out" else 1)
         rows = math.prod(kernel.shape[stacked:split])
         kernel = np.reshape(kernel, (*kernel.shape[:stacked], rows, -1))
         out = _matrices(kernel, like, f"{path}/kernel", errors)
@@ -71,8 +69,7 @@ def _matrices(w: Any, like: dict[str, Any], path: str, errors: dict[str, float])
         layers = [_matrices(w[i], one, f"{path}[{i}]", errors) for i in range(len(w))]
         return {name: np.stack([layer[name] for layer in layers]) for name in one}
     w = np.asarray(w, np.float32)
-    factors = Factors(m1, n1, m2, n2)
-    a, b = best_factors(w, factors, rank)
+    a, b = best_factors(w, Factors(m1, n1, m2, n2), rank)
     whole = np.einsum("kab,kce->acbe", a, b).reshape(m1 * m2, n1 * n2)
     missed = np.linalg.norm(w - whole[: w.shape[0], : w.shape[1]])
     errors[path] = float(missed / max(np.linalg.norm(w), np.finfo(np.float32).tiny))

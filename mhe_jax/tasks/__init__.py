@@ -1,23 +1,17 @@
 """Tasks: each is a class, and one value of `TASKS`.
 
     config = resolve(config)                    # with the labels that the data has
-    check_sources(config)                       # finds all that can be wrong with the input, early
     tokenizer = make_tokenizer(config, path)    # read, or trained on data.train; kept at path
-    batches = train_batches(config, tokenizer)  # endless
-    with batches.iterate(step) as iterator:     # or batches.batch(step)
-        for batch in iterator: ...
-    for batch in evaluation_batches(config, tokenizer, "validation"): ...
-
+    batch = train_batches(config, tokenizer).batch(step)
     task = of(config)
-    model = task.model(config.model)
-    sums = task.sums(model)(params, task.read(batch), dropout_key)
+    sums = task.sums(task.model(config.model))(params, task.read(batch), dropout_key)
 
-A new task is a class, its line in `TASKS`, and its lines in `mhe_jax/config/tasks.py`.
+A new task is a class, its line in `TASKS`, and its lines in `mhe_jax/config/values.py`.
 """
 
 from pathlib import Path
 
-from mhe_jax.config import Config, InputError, TaskName
+from mhe_jax.config import Config, TaskName
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.config.places import path_of
 from mhe_jax.data import (
@@ -29,9 +23,9 @@ from mhe_jax.data import (
     tokenizer_file,
     train_tokenizer,
 )
-from mhe_jax.tasks.labelled import Classification, MultipleChoice, Regression, Span
-from mhe_jax.tasks.running_text import LanguageModeling, MaskedLanguageModeling
-from mhe_jax.tasks.shuffle_random import ShuffleRandom
+from mhe_jax.model import Classifier, Regressor, SpanFinder
+from mhe_jax.tasks.labelled import LabelledTask, Regression
+from mhe_jax.tasks.running_text import LanguageModeling, MaskedLanguageModeling, ShuffleRandom
 from mhe_jax.tasks.task import Task
 from mhe_jax.tasks.translation import Translation
 
@@ -40,10 +34,10 @@ TASKS: dict[TaskName, Task] = {
     "lm": LanguageModeling(),
     "translation": Translation(),
     "shuffle_random": ShuffleRandom(),
-    "classification": Classification(),
-    "regression": Regression(),
-    "multiple_choice": MultipleChoice(),
-    "span": Span(),
+    "classification": LabelledTask(Classifier),
+    "regression": Regression(Regressor, "squared error"),
+    "multiple_choice": LabelledTask(Regressor),
+    "span": LabelledTask(SpanFinder, "nats a start or end"),
 }
 
 
@@ -59,15 +53,8 @@ def resolve(config: Config) -> Config:
 
 def check_sources(config: Config) -> None:
     """Opens and checks the splits of training, and the tokenizer given to a new run."""
-    for split in ("train", "validation"):
-        if split == "train" or getattr(config.data, split):
-            try:
-                of(config).check_split(config, split)
-            except InputError as error:
-                if split != "validation" or "data.validation" in str(error):
-                    raise
-                # The split may be the config's own, which the command does not name.
-                raise InputError(f"{error} (data.validation)") from None
+    for split in ("train", "validation") if config.data.validation else ("train",):
+        of(config).check_split(config, split)
     if (file := tokenizer_file(config)) and not (path_of(config.workdir) / TOKENIZER).exists():
         read_tokenizer(config, file)
 
@@ -75,10 +62,9 @@ def check_sources(config: Config) -> None:
 def make_tokenizer(config: Config, path: str | Path) -> AnyTokenizer:
     """The tokenizer of a run, kept at `path`; `md_` words need none.
 
-    A tokenizer already at `path` is used: a run that resumes keeps its tokenizer. Otherwise the
-    model that `data.tokenizer` names, that of the run `train.init_from`, or one trained on
-    `data.train` is published there. All processes of a run may do this at the same time: they
-    publish the same bytes.
+    That already at `path` is used. Otherwise the model that `data.tokenizer` names, that of the
+    run `train.init_from`, or one trained on `data.train` is published there. All processes of a
+    run may do this at the same time: they publish the same bytes.
     """
     path = path_of(path)
     if not path.exists() and config.model.has_pieces:

@@ -1,7 +1,8 @@
 """What a model costs, counted from its config: operations for each token, and cached numbers."""
 
 from mhe_jax.attention import cost
-from mhe_jax.config import Config, ModelConfig, Role
+from mhe_jax.config import Config, Role
+from mhe_jax.data.examples import num_predictions
 from mhe_jax.model.layers import attention_module
 
 FORMULA = (
@@ -14,34 +15,29 @@ FORMULA = (
 )
 
 
-def encoder_flops(config: Config) -> int:
-    layer = attention_flops(config, "encoder", config.data.sequence_length)
-    return config.model.num_layers * (layer + mlp_flops(config.model))
-
-
-def decoder_layer_flops(config: Config) -> int:
-    causal = attention_flops(config, "decoder", (config.data.sequence_length + 1) // 2)
-    return causal + mlp_flops(config.model)
-
-
-def logits_flops(model: ModelConfig) -> int:
-    return 2 * model.features * model.vocabulary_size
-
-
-def mlp_flops(model: ModelConfig) -> int:
-    matrices = 3 if model.mlp == "gated" else 2
-    return 2 * matrices * model.features * model.mlp_features
-
-
-def attention_flops(config: Config, role: Role, keys: int) -> int:
-    return cost.forward_flops(attention_module(config.model, role), config.model.features, keys)
-
-
 def sublayers(config: Config) -> dict[Role, int]:
     """How many sublayers of attention the model has in each role."""
     m = config.model
     count = {"encoder": m.num_layers, "decoder": m.decoder_layers, "cross": m.decoder_layers}
     return {role: count[role] for role in config.facts.roles}
+
+
+def step_flops(config: Config, rows: int) -> float:
+    """`FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
+    m, T, counts = config.model, config.data.sequence_length, sublayers(config)
+    keys = {"encoder": T, "decoder": (T + 1) // 2, "cross": T}
+    mlp = 2 * (3 if m.mlp == "gated" else 2) * m.features * m.mlp_features
+    token, head = 0, 0
+    for role, count in counts.items():
+        module = attention_module(m, role)
+        attention = cost.forward_flops(module, m.features, keys[role])
+        token += count * (attention + (mlp if role != "cross" else 0))
+    logits = 2 * m.features * m.vocabulary_size
+    if config.task == "mlm":
+        head = num_predictions(T, config.data.mask_rate) * (2 * m.features**2 + logits)
+    elif config.facts.vocabulary:
+        head = T * logits
+    return 3.0 * rows * (T * token + head)
 
 
 def cached_numbers(config: Config) -> int:

@@ -1,33 +1,33 @@
 """The tasks on running text, whose rows of one shape are cut from a source.
 
-    mlm    tokens [T]  positions [P]  labels [P]  weights [P]    P masked positions are predicted
-    lm     tokens [T]                 labels [T]  weights [T]    each token from those before it
+    mlm               tokens [T]  positions [P]  labels [P]  weights [P]
+                      P masked positions are predicted
+    lm                tokens [T]                 labels [T]  weights [T]
+                      each token is predicted from those before it
+    shuffle_random    tokens [T]                 labels [T]  weights [T]
+                      labels are 0 for an original token, 1 for one from another place, 2 for a
+                      random one; signatures [T, 16] of hashed words without a table
 
-Source of the former: Devlin et al. 2019, section 3.1.
+Sources: Devlin et al. 2019, section 3.1; Xue & Aletras 2022, "HashFormers".
 """
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
+from mhe_jax.config.data import NUM_SPECIAL
 from mhe_jax.config.files import cache_directory
-from mhe_jax.data import (
-    AnyTokenizer,
-    EvaluationBatches,
-    TrainBatches,
-    examples,
-    open_split,
-    open_train,
-)
+from mhe_jax.data import AnyTokenizer, EvaluationBatches, TrainBatches, open_split, open_train
 from mhe_jax.data.batches import mixed, of_rows
-from mhe_jax.data.examples import Row, mlm_row, num_predictions
+from mhe_jax.data.examples import Row, begun, lm_row, mlm_row
 from mhe_jax.data.rows import EvaluationBlocks, RowMaker, blocks, packed
 from mhe_jax.data.tokens import tokens_of
-from mhe_jax.model import LanguageModel, MaskedLanguageModel
-from mhe_jax.tasks.cost import decoder_layer_flops, encoder_flops, logits_flops
-from mhe_jax.tasks.metrics import perplexity
+from mhe_jax.model import LanguageModel, MaskedLanguageModel, ShuffleRandomClassifier
+from mhe_jax.tasks.metrics import check_sklearn, perplexity, roc_auc
 from mhe_jax.tasks.sums import ratios, total
-from mhe_jax.tasks.task import Found, Result, Task
+from mhe_jax.tasks.task import Batch, Found, Outputs, Result, Sums, Task
 
 
 class TextTask(Task):
@@ -62,7 +62,7 @@ class TextTask(Task):
         return EvaluationBlocks(*given, *process, stride=config.evaluation.stride)
 
     def empty_row(self, config: Config) -> Row:
-        return examples.lm_row([], config.data.sequence_length)
+        return lm_row([], config.data.sequence_length)
 
 
 class MaskedLanguageModeling(TextTask):
@@ -75,42 +75,28 @@ class MaskedLanguageModeling(TextTask):
         return MaskedLanguageModel(config, right_padded=True)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
-        """Rows with masked tokens; what is masked depends on tokens and generator only."""
         size, rate = tokenizer.vocabulary_size, config.data.mask_rate
-
-        def make(ids, length: int, generator: np.random.Generator) -> Row:
-            return mlm_row(ids, length, size, rate, generator)
-
-        return RowMaker(make, mask_rate=rate)
+        return RowMaker(
+            lambda ids, length, generator: mlm_row(ids, length, size, rate, generator),
+            mask_rate=rate,
+        )
 
     def empty_row(self, config: Config) -> Row:
         length, size = config.data.sequence_length, config.model.vocabulary_size
         return mlm_row([], length, size, config.data.mask_rate, np.random.default_rng(0))
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        """The encoder at each token; head and logits at the predicted ones."""
-        m, T = config.model, config.data.sequence_length
-        predictions = num_predictions(T, config.data.mask_rate)
-        head = predictions * (2 * m.features**2 + logits_flops(m))
-        return 3.0 * rows * (T * encoder_flops(config) + head)
 
 
 class LanguageModeling(TextTask):
     """Task `lm`; a row predicts T tokens, each from bos and those before it in the row."""
 
     metrics = ("perplexity_per_word", "perplexity_per_token")
-    search = "generate"
+    methods = ("generate", "log_probs")
 
     def model(self, config: ModelConfig) -> nn.Module:
         return LanguageModel(config)
 
     def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
-        return RowMaker(lambda ids, length, _: examples.lm_row(ids, length), begin=0)
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        m = config.model
-        token = m.num_layers * decoder_layer_flops(config) + logits_flops(m)
-        return 3.0 * rows * config.data.sequence_length * token
+        return RowMaker(lambda ids, length, _: lm_row(ids, length), begin=0)
 
     def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
         """Perplexity per token, and per word to compare different tokenizers.
@@ -130,3 +116,74 @@ class LanguageModeling(TextTask):
             "tokens": int(sums["count"]),
             "words": words,
         }
+
+
+class ShuffleRandom(TextTask):
+    """Task `shuffle_random`; a row holds bos and T - 1 tokens, the same in each validation."""
+
+    segments = ()
+    metrics = ("auc",)
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        return ShuffleRandomClassifier(config, right_padded=True)
+
+    def maker(self, config: Config, tokenizer: AnyTokenizer) -> RowMaker:
+        size, rate = config.model.vocabulary_size, config.data.corruption_rate
+
+        def make(ids, length: int, generator: np.random.Generator) -> Row:
+            return shuffle_random_row(tokenizer.inputs(begun(ids, length)), size, rate, generator)
+
+        return RowMaker(make)
+
+    def check_split(self, config: Config, split: str) -> None:
+        super().check_split(config, split)
+        check_sklearn(self.metrics)
+
+    def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
+        """log p(1) - log p(0); `index` is the label of each token, -1 where it does not count."""
+        index = jnp.where(batch["weights"] > 0, batch["labels"], -1)
+        return {"outputs": logits[..., 1] - logits[..., 0], "index": index}
+
+    def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
+        """`auc`, the area under the ROC curve of moved tokens (1) against original ones (0)."""
+        labels, found = (
+            np.concatenate([x.ravel() for x in of]) for of in zip(*outputs, strict=True)
+        )
+        told = (labels == 0) | (labels == 1)
+        return {"auc": roc_auc(labels[told], found[told])}
+
+
+def shuffle_random_row(
+    inputs: Row, vocabulary_size: int, rate: float, generator: np.random.Generator
+) -> Row:
+    """A row whose ordinary tokens are original (0), from another place of it (1), or random (2).
+
+    Each takes, with probability `rate`, the token of another ordinary place, by a permutation of
+    them all. Each of the others becomes, with probability `rate`, a random one: an ordinary id, or
+    as its signature its own bits in random order. So there are as many ones as in words; with LSH
+    those are not half, and the number of ones in fair bits would give label 2 away. A token that
+    comes out unchanged keeps the label 0. Special tokens stay, and have weight 0.
+
+    The code of Xue & Aletras draws bits that words do not have, and labels an unchanged token as
+    moved.
+    """
+    name = "signatures" if "signatures" in inputs else "tokens"
+    (places,) = np.nonzero(inputs["tokens"] >= NUM_SPECIAL)
+    codes = inputs[name]
+    old = codes[places]
+    moved = generator.random(len(places)) < rate
+    random = ~moved & (generator.random(len(places)) < rate)
+    new = old.copy()
+    new[moved] = old[generator.permutation(len(places))[moved]]
+    if name == "signatures":
+        bits = generator.permuted(np.unpackbits(old[random], axis=1), axis=1)
+        new[random] = np.packbits(bits, axis=1)
+    else:
+        new[random] = generator.integers(NUM_SPECIAL, vocabulary_size, int(random.sum()))
+    changed = (new != old).any(axis=tuple(range(1, new.ndim)))
+    row = {**inputs, name: codes.copy()}
+    row[name][places] = new
+    labels, weights = np.zeros((2, len(codes)), np.int32)
+    labels[places] = np.where(changed, moved + 2 * random, 0)
+    weights[places] = 1
+    return {**row, "labels": labels, "weights": weights.astype(np.float32)}

@@ -21,7 +21,7 @@ from mhe_jax.data import (
     open_train,
 )
 from mhe_jax.data.examples import Row
-from mhe_jax.tasks.cost import encoder_flops
+from mhe_jax.tasks.cost import step_flops
 from mhe_jax.tasks.sums import label_sums, ratios, total
 
 Batch = dict[str, jax.Array]
@@ -50,16 +50,18 @@ class Task:
     segments    the arrays that keep the examples of a packed row apart, by name
     metrics     the score of a run in reports: the first that its result has
     loss_unit   the unit of the loss, for pictures
-    search      what `evaluation` does with its model: `translate`, `generate` or None
+    methods     what `evaluation.Run` does with its model
     """
 
     inputs: tuple[str, ...]
     segments: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("score",)
     loss_unit: str = "nats a token"
-    search: str | None = None
+    methods: tuple[str, ...] = ("encode",)
 
     # What is computed.
+
+    step_flops = staticmethod(step_flops)
 
     def model(self, config: ModelConfig) -> nn.Module:
         raise NotImplementedError
@@ -92,11 +94,10 @@ class Task:
     ) -> SumsFunction:
         """A function from a batch to its sums under `model`: those of `losses`, and `tokens`.
 
-        A batch has `inputs`; `labels` and `weights`, both of the shape of the model's output
-        without its vocabulary axis; and `keywords`. Without a dropout key the model is
-        deterministic. `tokens` counts those that are not padding (in translation, of source and
-        target). With `outputs`, a task whose score needs more than sums also gives `outputs` and
-        `index`, by which `scores` knows them.
+        `labels` and `weights` have the shape of the model's output without its vocabulary axis.
+        Without a dropout key the model is deterministic. `tokens` counts those that are not
+        padding (in translation, of source and target). With `outputs`, a task whose score needs
+        more than sums also gives `outputs` and `index`, by which `scores` knows them.
         """
 
         def sums(params: Any, batch: Batch, dropout_key: jax.Array | None) -> Sums:
@@ -116,15 +117,11 @@ class Task:
         return sums
 
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
-        """`loss` and `count`, and other sums that are measured; see `sums.py`."""
+        """`loss`, `count` and others; see `sums.py`."""
         return label_sums(logits, batch["labels"], batch["weights"], label_smoothing)
 
     def outputs(self, logits: jax.Array, batch: Batch) -> Sums:
         return {}
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        """`cost.FORMULA` for `rows` rows of data.sequence_length tokens (pairs: on each side)."""
-        return 3.0 * rows * config.data.sequence_length * encoder_flops(config)
 
     # What is read.
 
@@ -165,13 +162,10 @@ class Task:
         """The config, changed so that `rows_per_batch` is `rows`."""
         return set_field(config, "data.batch_size", rows)
 
-    def row_multiple(self, config: Config) -> int:
-        """A number that divides the rows of a global batch."""
-        return 1
-
     # How a run is scored.
 
     def scores(self, batches: EvaluationBatches, outputs: Outputs) -> dict[str, float]:
+        """Metrics that need the `outputs` of all rows."""
         raise NotImplementedError
 
     def measure(self, found: Found, batches: EvaluationBatches) -> dict[str, float]:

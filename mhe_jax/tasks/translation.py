@@ -15,14 +15,12 @@ from mhe_jax.data import (
     TrainBatches,
     open_split,
     open_train,
-    pairs,
 )
-from mhe_jax.data.batches import mixed, of_rows
+from mhe_jax.data.batches import choose_buckets, mixed, of_rows
 from mhe_jax.data.examples import Row, translation_row
-from mhe_jax.data.pairs import EvaluationPairs, Pairs, choose_buckets, rows_of
+from mhe_jax.data.rows import Pairs, evaluation_pairs, rows_of
 from mhe_jax.data.tokens import tokens_of
 from mhe_jax.model import EncoderDecoder
-from mhe_jax.tasks.cost import attention_flops, decoder_layer_flops, encoder_flops, logits_flops
 from mhe_jax.tasks.sums import ratios, total
 from mhe_jax.tasks.task import Found, Result, Task
 
@@ -33,7 +31,7 @@ class Translation(Task):
     inputs = ("source", "target")
     segments = ("source_segments", "target_segments")
     metrics = ("bleu",)
-    search = "translate"
+    methods = ("translate", "encode", "log_probs")
 
     def model(self, config: ModelConfig) -> nn.Module:
         return EncoderDecoder(config, right_padded=True)
@@ -44,14 +42,15 @@ class Translation(Task):
         """Pairs of similar length, or rows packed with several pairs each."""
         data, seed, process = config.data, config.train.seed, (process_index, process_count)
         cache, texts = cache_directory(data.cache_directory), open_train(config)
-        of = [Pairs(text, tokens_of(text, tokenizer, cache, *process), data) for text, _ in texts]
+        given = (tokenizer, cache, *process)
+        of = [Pairs(text, tokens_of(text, *given), data, seed) for text, _ in texts]
         weights = [weight for _, weight in texts]
         if data.packing:
-            part = mixed([pairs.packed(each, data, seed) for each in of], weights)
+            part = mixed([each.packed() for each in of], weights)
             return of_rows(part, rows_of(data, data.sequence_length), *process)
         longer = np.concatenate([each.lengths.max(axis=1) for each in of])
         buckets = data.length_buckets or choose_buckets(longer, data.sequence_length)
-        part = mixed([pairs.bucketed(each, data, buckets, seed) for each in of], weights)
+        part = mixed([each.bucketed(buckets) for each in of], weights)
         return TrainBatches(part, *process)
 
     def evaluation_batches(
@@ -60,7 +59,7 @@ class Translation(Task):
         """All pairs in order of length."""
         text, cache = open_split(config, split), cache_directory(config.data.cache_directory)
         sides = tokens_of(text, tokenizer, cache, *process)
-        return EvaluationPairs(text, sides, config.model.max_length, batch_size, *process)
+        return evaluation_pairs(text, sides, config.model.max_length, batch_size, *process)
 
     def empty_row(self, config: Config) -> Row:
         return translation_row([], [], config.data.sequence_length)
@@ -72,15 +71,6 @@ class Translation(Task):
     def with_rows(self, config: Config, rows: int) -> Config:
         tokens = 2 * rows * config.data.sequence_length
         return set_field(config, "data.tokens_per_batch", tokens)
-
-    def row_multiple(self, config: Config) -> int:
-        return config.data.row_multiple
-
-    def step_flops(self, config: Config, rows: int) -> float:
-        m, T = config.model, config.data.sequence_length
-        layer = decoder_layer_flops(config) + attention_flops(config, "cross", T)
-        decoder = m.decoder_layers * layer
-        return 3.0 * rows * T * (encoder_flops(config) + decoder + logits_flops(m))
 
     def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
         """Of the references alone; `evaluation` adds what its search gives."""

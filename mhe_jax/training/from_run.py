@@ -1,16 +1,11 @@
 """Runs out of other runs: `train.init_from`, `factorize`, `convert`.
 
-With `train.init_from`, all parameters of a run of the same task are taken. An encoder starts from
-any other encoder, of which it takes what is below `embeddings` and `encoder`; so does a task of
-labels from a run with other labels or another number of classes or spans. The parameters are those
-of the best checkpoint (the last one, if none was validated), and the tokenizer is taken
-too. The rest is new: optimizer, step, the head that is not taken, and rows of learned positions
-beyond the other run's `max_length`; if that is longer, only the rows that fit are taken.
+With `train.init_from`, the best parameters of a run of the same task are taken, and its tokenizer.
+An encoder takes what is below `embeddings` and `encoder` of any other encoder; so does a task of
+labels from a run with other labels or another number of classes or spans. The rest is new.
 
-A factorized run has the config of the old one with its ranks, its tokenizer, and a checkpoint of
-step 0: the best parameters of the old run, each matrix as the sum of Kronecker products that comes
-closest to it, and a fresh optimizer. So the same command, with these ranks, resumes from there. A
-rank above the full one counts as the full one, which changes nothing but rounding.
+A new run has the config of the old one with its changes, its tokenizer, and a checkpoint of step 0:
+a fresh optimizer, and the best parameters of the old run.
 """
 
 import contextlib
@@ -27,7 +22,7 @@ from jax.sharding import Mesh
 from mhe_jax import tasks
 from mhe_jax.config import Config, InputError, KroneckerConfig
 from mhe_jax.config.fields import leaves, save_json, to_dict
-from mhe_jax.config.files import CONFIG, TOKENIZER, check_new, publish_directory
+from mhe_jax.config.files import CONFIG, TOKENIZER, check_new, publish
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
@@ -35,8 +30,7 @@ from mhe_jax.data import AnyTokenizer, load_tokenizer
 from mhe_jax.model.stack import stack_layers, unroll_layers
 from mhe_jax.shapeshifter import factorize as parameters
 from mhe_jax.training import sharding
-from mhe_jax.training.checkpoint.manager import Checkpoints, check_path
-from mhe_jax.training.checkpoint.reading import restore_params
+from mhe_jax.training.checkpoint import Checkpoints, check_path, restore_params
 from mhe_jax.training.optimizer import make_optimizer
 from mhe_jax.training.state import TrainState, abstract_params, initializer_of
 
@@ -57,55 +51,31 @@ def check_init_from(config: Config) -> None:
     run = config.train.init_from
     if run is None:
         return
-    given = _config_of(run, config)
+    given, encodes = config_of(run, "train.init_from"), config.facts.is_encoder
+    if given.task != config.task and not (encodes and given.facts.is_encoder):
+        takes = "an encoder, such as of mlm" if encodes else f"task {config.task}"
+        raise InputError(
+            f"train.init_from is {run!r}: a run of task {given.task}: takes a run of {takes}"
+        )
     theirs, ours = leaves(to_dict(given)["model"]), leaves(to_dict(config)["model"])
     for name, value in ours.items():
-        may_differ = MAY_DIFFER.fullmatch(name) or (
-            config.facts.is_encoder and NOT_OF_ENCODERS.fullmatch(name)
-        )
+        may_differ = MAY_DIFFER.fullmatch(name) or (encodes and NOT_OF_ENCODERS.fullmatch(name))
         if theirs[name] != value and not may_differ:
             raise InputError(
                 f"model.{name} is {value!r}: must be {theirs[name]!r}, as in train.init_from={run}"
             )
 
 
-def _config_of(run: str, config: Config) -> Config:
-    """The config of a run from which `config` can start."""
+def start_from(run: str, config: Config, state: TrainState, mesh: Mesh) -> TrainState:
+    """`state` with the parameters of `run` that the module names, layers as `config` has them."""
     given = config_of(run, "train.init_from")
-    encoders = config.facts.is_encoder and given.facts.is_encoder
-    if given.task != config.task and not encoders:
-        takes = "an encoder, such as of mlm" if config.facts.is_encoder else f"task {config.task}"
-        raise InputError(
-            f"train.init_from is {run!r}: a run of task {given.task}: takes a run of {takes}"
-        )
-    return given
-
-
-def read_start(config: Config, mesh: Mesh) -> dict[str, Any]:
-    """The parameters that are taken from another run, by name, with layers as `config` has them."""
-    run = str(config.train.init_from)
-    given = _config_of(run, config)
     found, _, _ = read_run(run, given, mesh)
     if given.model.scan_layers != config.model.scan_layers:
         found = (stack_layers if config.model.scan_layers else unroll_layers)(found)
     ours, theirs = (
         (c.task, c.model.num_classes, c.model.num_spans, c.data.labels) for c in (config, given)
     )
-    return found if ours == theirs else {name: found[name] for name in ENCODER}
-
-
-def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
-    """Parameters of a run's best checkpoint, its step, and the tokenizer.
-
-    InputError if there is none that can be read, or it is of another tokenizer.
-    """
-    tokenizer = load_tokenizer(config, path_of(run) / TOKENIZER)
-    found, steps = restore_params(run, "best", abstract_params(config, mesh), tokenizer=tokenizer)
-    return found, max(steps, default=0), tokenizer
-
-
-def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
-    """`state` with the parameters of another run, as `read_start` gives them."""
+    taken = found if ours == theirs else {name: found[name] for name in ENCODER}
     params = {**state.params, **taken}
     embeddings: Any = params["embeddings"]
     if "position" in embeddings:
@@ -119,6 +89,13 @@ def start_from(taken: dict[str, Any], state: TrainState) -> TrainState:
     return state.replace(params=placed, ema_params=ema)
 
 
+def read_run(run: str | Path, config: Config, mesh: Mesh) -> tuple[Any, int, AnyTokenizer]:
+    """Parameters of a run's best checkpoint, its step, and the tokenizer it must be of."""
+    tokenizer = load_tokenizer(config, path_of(run) / TOKENIZER)
+    found, steps = restore_params(run, "best", abstract_params(config, mesh), tokenizer=tokenizer)
+    return found, max(steps, default=0), tokenizer
+
+
 def check_new_run(new: Path, source: Path) -> None:
     """Raises InputError, before anything is computed, unless a run can be made at `new`."""
     check_new(new, source)
@@ -126,11 +103,7 @@ def check_new_run(new: Path, source: Path) -> None:
 
 
 def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes | None) -> None:
-    """Makes the directory `config.workdir`, whole or not at all.
-
-    It has the config; the tokenizer, of this `key` and with these `pieces`, if it has some; and a
-    checkpoint of step 0, with `params` (as their average too) and a fresh optimizer.
-    """
+    """Makes the directory `config.workdir`, whole or not at all: a run that has taken no step."""
     model = tasks.of(config).model(config.model)
     initialize, abstract = initializer_of(config, model, make_optimizer(config), mesh)
     chex.assert_trees_all_equal_shapes(params, abstract.params)
@@ -138,9 +111,10 @@ def write_run(config: Config, params: Any, mesh: Mesh, key: str, pieces: bytes |
     state = initialize(jax.random.key(config.train.seed)).replace(params=placed)
     if state.ema_params is not None:
         state = state.replace(ema_params=placed)
-    with publish_directory(path_of(config.workdir)) as directory:
+    with publish(path_of(config.workdir), is_directory=True) as directory:
         with contextlib.closing(Checkpoints(directory)) as checkpoints:
             checkpoints.save(state, 0, {"tokenizer": key})
+            checkpoints.wait()
         if pieces is not None:
             (directory / TOKENIZER).write_bytes(pieces)
         save_json(config, directory / CONFIG)
@@ -152,8 +126,6 @@ def factorize(run: str | Path, new: str | Path, kronecker: KroneckerConfig) -> d
     Returns:
       `errors`: ‖W - Σ A ⊗ B‖ / ‖W‖ (Frobenius) by the path of each matrix W; the numbers of `dense`
       and `factorized` parameters; the `step` of the run whose parameters these are.
-
-    InputError where something of that is not there or not allowed; nothing has been written.
     """
     run, new = path_of(run), path_of(new)
     dense = config_of(run)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, TypeVar
@@ -31,34 +32,24 @@ def fine_in_all() -> Iterator[None]:
         raise mine or InputError("another process cannot begin: see its error")
 
 
-def of_first(name: str, mine: str) -> str:
-    """The `mine` of process 0, in each process; all call it with the same `name`."""
-    multihost_utils.sync_global_devices(name)
-    text = np.frombuffer(mine.encode(), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(text))))
-    padded = np.resize(np.append(text, np.uint8(0)), size + 1)  # one length, and never empty
-    return bytes(multihost_utils.broadcast_one_to_all(padded)[:size]).decode()
-
-
-def check_alike(name: str, mine: Mapping[str, Any]) -> None:
+def check_alike(mine: Mapping[str, Any]) -> None:
     """Raises InputError in all processes if one has another value than process 0."""
-    first = json.loads(of_first(name, json.dumps(mine)))
+    names = sorted(mine)
+    sums = np.array([zlib.crc32(json.dumps(mine[name]).encode()) for name in names], np.uint32)
+    differs = sums != multihost_utils.broadcast_one_to_all(sums)
     with fine_in_all():
-        for key in sorted(mine):
-            if mine[key] != first.get(key):
-                raise InputError(
-                    f"{key} is {shown(mine[key])} in process {jax.process_index()}, and not as in "
-                    "process 0: give all processes the same"
-                )
+        for name in np.array(names)[differs]:
+            raise InputError(
+                f"{name} is {shown(mine[name])} in process {jax.process_index()}, and not as in "
+                "process 0: give all processes the same"
+            )
 
 
 def first_one_first(make: Callable[[], T]) -> T:
     """`make()`, in process 0 before all others; an InputError in one is one in all of them."""
     first = jax.process_index() == 0
-    made: Any = None
     with fine_in_all():
-        if first:
-            made = make()
+        made: Any = make() if first else None
     with fine_in_all():
         return made if first else make()
 
@@ -75,12 +66,10 @@ class Stopped(SystemExit):
 
 
 class Signals:
-    """Within the `with`, SIGTERM, Ctrl-C and SIGHUP ask the loop to save and stop.
+    """In the block SIGTERM, Ctrl-C and SIGHUP ask the loop to save and stop.
 
-    A second SIGTERM or Ctrl-C ends the process. A SIGHUP does not: a terminal that closes may send
-    it twice; one that is ignored, as under `nohup`, stays ignored. Signals are caught on the main
-    thread only, as Python requires. With several processes SIGTERM is JAX's, which tells all; the
-    others become SIGTERM.
+    A second SIGTERM or Ctrl-C ends the process; a terminal that closes may send SIGHUP twice.
+    With several processes SIGTERM is JAX's, which tells all; the others become SIGTERM.
     """
 
     def __init__(self):
@@ -88,13 +77,12 @@ class Signals:
         self._several = jax.process_count() > 1
 
     def __enter__(self) -> "Signals":
-        caught = {signal.SIGINT, signal.SIGHUP, *(() if self._several else (signal.SIGTERM,))}
-        if threading.current_thread() is not threading.main_thread():
-            caught = set()
+        caught = [signal.SIGINT, signal.SIGHUP] + [signal.SIGTERM] * (not self._several)
+        on_main = threading.current_thread() is threading.main_thread()
         self._old = {
             number: signal.signal(number, self._catch)
             for number in caught
-            if signal.getsignal(number) != signal.SIG_IGN
+            if on_main and signal.getsignal(number) != signal.SIG_IGN
         }
         return self
 
@@ -103,10 +91,10 @@ class Signals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
-            if self._told_to_end:
-                os._exit(128 + number)
-            self._told_to_end = True
+        ends = number != signal.SIGHUP
+        if ends and self._told_to_end:
+            os._exit(128 + number)
+        self._told_to_end |= ends
         if self.received:
             return
         self.received = number

@@ -1,4 +1,4 @@
-"""Metrics of the steps, read without making the device wait, and their speed."""
+"""Metrics of the steps, read without making the device wait, their speed, and the result."""
 
 import math
 import statistics
@@ -9,7 +9,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from mhe_jax.attention import choices
+from mhe_jax.config import Config
+from mhe_jax.model import count_parameters
 from mhe_jax.tasks.sums import ratios
+from mhe_jax.training.checkpoint import Meta
 from mhe_jax.training.tracking import Tracker
 
 # FLOP/s of a device in bfloat16 without sparsity, as its maker states.
@@ -48,14 +52,11 @@ class NotFinite(ArithmeticError):
 class Meter:
     """Reads the metrics of step n - 1 while step n runs, and adds them up between log lines.
 
-    A line comes after every `log_every` steps, and after the `last` one of the run.
-
-    `totals` outlives the process with the checkpoints: `tokens` that were trained on (not padding;
-    source and target in translation), `seconds` in all, `stepping_seconds` without compilation,
-    validation and checkpoints, `skipped` updates, when the run was `started` (seconds since 1970),
-    and `window`, the sums since the last log line. `skip` updates may be left out because something
-    in them is not finite; `flops` are of a step with a batch of these shapes; `peak` is the FLOP/s
-    of all devices together, if known.
+    A line comes after every `log_every` steps, and after the `last` one of the run. At most `skip`
+    updates that are not finite are left out; `flops` are of a step with a batch of these shapes,
+    `peak` of all devices a second. `totals` outlives the process with the checkpoints: `tokens`
+    that were trained on (not padding), `seconds` in all, `stepping_seconds` without compilation,
+    validation and checkpoints, and `window`, the sums since the last log line.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class Meter:
         totals.update({**new, "skipped": 0, "started": time.time(), "window": {}, **totals})
         self._pending: tuple[int, Any, float] | None = None
         self._seen: dict[Any, float] = {}  # FLOPs of the shapes that are compiled
-        self._begin_window()
+        # Since the last line of this process, whose `totals["window"]` may be older.
+        self._of_window = dict.fromkeys(("seconds", "tokens", "flops"), 0.0)
+        self._step_times: list[float] = []
         self._step_seconds, self._only_stepping = 0.0, False
         self._mark = time.monotonic()
 
@@ -86,7 +89,6 @@ class Meter:
         if compiles := key not in self._seen:
             self._seen[key] = self._flops(shapes)
             self._lap(stepping=True)
-            self.tracker.doing("compiling")
         state, metrics = train_step(state, batch)
         if compiles:
             self.idle()
@@ -104,14 +106,10 @@ class Meter:
         self.totals["seconds"] += elapsed
         if stepping:
             self.totals["stepping_seconds"] += elapsed
-            self._window_seconds += elapsed
+            self._of_window["seconds"] += elapsed
             self._step_seconds += elapsed
         else:
             self._only_stepping = False
-
-    def _begin_window(self) -> None:
-        self._window_seconds = self._window_tokens = self._window_flops = 0.0
-        self._times: list[float] = []
 
     def flush(self) -> None:
         """Waits for the last step that has begun, and reads its metrics."""
@@ -122,21 +120,20 @@ class Meter:
         self._lap(stepping=True)
         # A time counts from one reading to the next, if nothing but steps came in between.
         if self._only_stepping:
-            self._times.append(self._step_seconds)
+            self._step_times.append(self._step_seconds)
         self._step_seconds, self._only_stepping = 0.0, True
-        self.tracker.advance(step)
-        gradient_norm, learning_rate = metrics.pop("gradient_norm"), metrics.pop("learning_rate")
-        window = self.totals["window"]
+        of_step = {name: metrics.pop(name) for name in ("gradient_norm", "learning_rate")}
         if metrics.pop("finite"):
+            window = self.totals["window"]
             for name, value in metrics.items():
                 window[name] = window.get(name, 0.0) + value
             self.totals["tokens"] += metrics["tokens"]
-            self._window_tokens += metrics["tokens"]
+            self._of_window["tokens"] += metrics["tokens"]
         else:
-            self._skip(step, metrics["loss"], gradient_norm)
-        self._window_flops += flops
+            self._skip(step, metrics["loss"], of_step["gradient_norm"])
+        self._of_window["flops"] += flops
         if step % self._log_every == 0 or step == self._last:
-            self._log(step, gradient_norm, learning_rate)
+            self._log(step, of_step)
 
     def _skip(self, step: int, loss: float, gradient_norm: float) -> None:
         what = "update" if math.isfinite(gradient_norm) else "gradient"
@@ -144,26 +141,66 @@ class Meter:
         if self.totals["skipped"] >= self.skip:
             raise NotFinite(step, what, self.totals["skipped"])
         self.totals["skipped"] += 1
-        self.tracker.note(
-            f"step {step}: the {what} is not finite; left out, {self.totals['skipped']} of at most "
-            f"{self.skip}"
-        )
+        left_out = f"left out, {self.totals['skipped']} of at most {self.skip}"
+        self.tracker.note(f"step {step}: the {what} is not finite; {left_out}")
 
-    def _log(self, step: int, gradient_norm: float, learning_rate: float) -> None:
-        window, seconds = self.totals["window"], max(self._window_seconds, 1e-9)
+    def _log(self, step: int, of_step: dict[str, float]) -> None:
+        window, seconds = self.totals["window"], max(self._of_window["seconds"], 1e-9)
         metrics = ratios(window) if window else {}
-        if math.isfinite(gradient_norm):
-            metrics["gradient_norm"] = gradient_norm
-        metrics["learning_rate"] = learning_rate
-        metrics["tokens_per_second"] = self._window_tokens / seconds
-        if self._times:
-            metrics["step_seconds_p50"] = statistics.median(self._times)
+        # Of an update that was left out the norm may be no number, which JSON does not have.
+        metrics |= {name: value for name, value in of_step.items() if math.isfinite(value)}
+        metrics["tokens_per_second"] = self._of_window["tokens"] / seconds
+        if self._step_times:
+            metrics["step_seconds_p50"] = statistics.median(self._step_times)
         if self._peak:
-            metrics["mfu"] = self._window_flops / seconds / self._peak
+            metrics["mfu"] = self._of_window["flops"] / seconds / self._peak
         elapsed = max(time.time() - self.totals["started"], 1e-9)
         metrics["goodput"] = min(self.totals["stepping_seconds"] / elapsed, 1.0)
         if self.skip:
             metrics["skipped"] = self.totals["skipped"]
         self.tracker.log(step, "train", metrics)
         window.clear()
-        self._begin_window()
+        self._of_window = dict.fromkeys(self._of_window, 0.0)
+        self._step_times.clear()
+
+
+def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
+    """The part that all results share: the model, its size, and the devices."""
+    kinds = config.kinds
+    return {
+        "task": config.task,
+        "kind": kinds if len(set(kinds.values())) > 1 else next(iter(kinds.values())),
+        "attention": choices(),
+        "parameters": count_parameters(params, config.model),
+        "device": mesh.devices.flat[0].device_kind,
+        "num_devices": mesh.size,
+        "jax": jax.__version__,
+    }
+
+
+def result(
+    config: Config, mesh: Mesh, params: Any, meta: Meta, best: Meta | None
+) -> dict[str, Any]:
+    """The JSON object that ends a run; `meta` and `best` are of its last and best checkpoint."""
+    last, best = meta.get("validation") or {}, best or {}
+    metrics = best.get("validation") or {}
+    if "score" in metrics:  # it decides what is best
+        of_best = {"best_validation_score": metrics["score"], "loss_at_best_step": metrics["loss"]}
+    else:
+        of_best = {f"best_validation_{n}": metrics.get(n) for n in ("loss", "perplexity")}
+    return {
+        **described(config, mesh, params),
+        "attention": meta.get("attention", {}),
+        "steps": config.train.num_steps,
+        "validation_loss": last.get("loss"),
+        "validation_perplexity": last.get("perplexity"),
+        "best_step": best.get("validated_step"),
+        **of_best,
+        # Official metrics of labelled examples; how well moved words are found; BLEU of a sample.
+        **({"best_validation": metrics} if {"score", "auc", "bleu"} & {*metrics} else {}),
+        "training_seconds": round(meta["seconds"], 1),
+        # Source and target without padding; without compilation, validation and checkpoints.
+        "tokens_per_second": round(meta["tokens"] / max(meta["stepping_seconds"], 1e-9), 1),
+        "changed": meta.get("changed", []),  # at a resume: then no one config describes the run
+        "workdir": config.workdir,
+    }

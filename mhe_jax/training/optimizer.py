@@ -1,11 +1,14 @@
 """Optimizers, learning-rate schedules, and which parameters decay or never move."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from mhe_jax.config import Config, OptimizerConfig, Role
 from mhe_jax.model.layers import attention_module
@@ -48,27 +51,42 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> Callable[[Any], ja
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Gradients to updates: clip by the global norm, then AdamW or Adafactor.
+    """Gradients to updates: clip by the global norm, then AdamW, Muon or Adafactor.
+
+    Muon makes the momentum of each kernel of the layers orthogonal, as a matrix of its inputs and
+    outputs (Jordan 2024; scaled as in Liu et al. 2025, arXiv 2502.16982, 2.2). AdamW moves all
+    else: embeddings, norms, biases, embeddings of heads, and the matrix of the logits.
 
     Adafactor's learning rate is relative to the root mean square of each parameter array, as in
     Shazeer & Stern 2018; a scanned stack is one array there, so steps differ from unrolled ones.
 
-    Works by the names of parameters, so unrolled and scanned layers are treated alike. No weight
-    decay on biases, scales and embeddings of heads and groups of heads; no update of any kind for
-    the key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the norm,
-    too). Updates of head embeddings are `head_embedding_rate` times as large.
+    No weight decay on biases, scales and embeddings of heads and groups of heads; no update for the
+    key embeddings of `mhe_add`, which cannot matter (their gradient is left out of the norm, too).
+    Updates of head embeddings are `head_embedding_rate` times as large.
     """
     c = config.optimizer
     schedule = make_schedule(c, config.train.num_steps)
+    adamw = functools.partial(
+        optax.adamw,
+        b1=c.beta1,
+        b2=c.beta2,
+        eps=c.epsilon,
+        weight_decay=c.weight_decay,
+        mask=decayed,
+    )
     if c.name == "adamw":
-        update = optax.adamw(
+        update = adamw(schedule)
+    elif c.name == "muon":
+        rate = c.learning_rate if c.adam_rate is None else c.adam_rate
+        others = make_schedule(dataclasses.replace(c, learning_rate=rate), config.train.num_steps)
+        # The root mean square of its updates is AdamW's: both have one scale of learning rates.
+        muon = optax.contrib.muon(
             schedule,
-            b1=c.beta1,
-            b2=c.beta2,
-            eps=c.epsilon,
             weight_decay=c.weight_decay,
-            mask=decayed,
+            muon_weight_dimension_numbers=matrices,
+            consistent_rms=0.2,
         )
+        update = optax.partition({"muon": muon, "adamw": adamw(others)}, parts_of_muon)
     else:
         update = optax.chain(
             optax.scale_by_factored_rms(),
@@ -78,20 +96,39 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
             optax.scale_by_learning_rate(schedule),
         )
     if c.head_embedding_rate != 1:  # a state of its own, which a run cannot begin or end
-        own = optax.masked(optax.scale(c.head_embedding_rate), of_head_embeddings)
-        update = optax.chain(update, own)
+        heads = functools.partial(_by_name, test=lambda parts: parts[-1].endswith(HEAD_EMBEDDING))
+        update = optax.chain(update, optax.masked(optax.scale(c.head_embedding_rate), heads))
     clip = optax.identity() if c.clip_norm is None else optax.clip_by_global_norm(c.clip_norm)
     return optax.chain(optax.masked(optax.set_to_zero(), lambda p: frozen(p, config)), clip, update)
+
+
+def matrices(params: Any) -> Any:
+    """The axes of inputs and of outputs of each kernel; scanned layers have one more, of layers."""
+
+    def axes(path, leaf):
+        parts = path_parts(path)
+        first = int("layers" in parts)
+        # [H, D, M] makes the output of attention of two axes; all others have one of inputs.
+        last = first + 1 + (parts[-2] == "out" and leaf.ndim == first + 3)
+        inputs, outputs = tuple(range(first, last)), tuple(range(last, leaf.ndim))
+        return optax.contrib.MuonDimensionNumbers(inputs, outputs)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def parts_of_muon(params: Any) -> Any:
+    """'muon' for the kernels of the layers, and 'adamw' for all else."""
+
+    def part(parts: tuple[str, ...]) -> str:
+        in_layer = any(name == "layers" or name.startswith("layer_") for name in parts)
+        return "muon" if in_layer and parts[-1] == "kernel" else "adamw"
+
+    return _by_name(params, part)
 
 
 def decayed(params: Any) -> Any:
     """True where weight decay applies."""
     return _by_name(params, lambda parts: not parts[-1].endswith(NO_DECAY))
-
-
-def of_head_embeddings(params: Any) -> Any:
-    """True for the embeddings of heads."""
-    return _by_name(params, lambda parts: parts[-1].endswith(HEAD_EMBEDDING))
 
 
 def frozen(params: Any, config: Config) -> Any:
@@ -100,5 +137,5 @@ def frozen(params: Any, config: Config) -> Any:
     return _by_name(params, lambda parts: parts[-1] in untrained[role_of(parts)])
 
 
-def _by_name(params: Any, test: Callable[[tuple[str, ...]], bool]) -> Any:
+def _by_name(params: Any, test: Callable[[tuple[str, ...]], Any]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: test(path_parts(path)), params)

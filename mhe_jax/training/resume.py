@@ -1,28 +1,30 @@
-"""Rules for the run that a working directory holds: what may change since it began, what stays."""
+"""The run that a working directory holds: who may train in it, what may change since it began."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mhe_jax import data
-from mhe_jax.config import Config, InputError, OptimizerConfig
-from mhe_jax.config.fields import leaves, load_json, save_json, to_dict
+import filelock
+
+from mhe_jax.config import Config, InputError
+from mhe_jax.config.fields import leaves, load_json, to_dict
 from mhe_jax.config.files import CONFIG, METRICS, RESULT, TOKENIZER
-from mhe_jax.config.places import path_of
-from mhe_jax.training.checkpoint.reading import DIRECTORY, steps_in
+from mhe_jax.config.places import Bucket, path_of
+from mhe_jax.data import tokenizer_file
+from mhe_jax.data.tokenizer import read_model
+from mhe_jax.training.checkpoint.steps import DIRECTORY, steps_in
 
-DRAFT = f".{TOKENIZER}.draft"
+LOCK = "lock"
+SHOWN_WITHIN = 60.0  # seconds that a network disk may take to show a file of another host
 
-# Keys of texts in the meta of a checkpoint: their split, and what a run has done with it.
-TEXTS = {
-    "text": ("data.train", "learned from"),
-    "validation_text": ("data.validation", "been validated on"),
-}
+# Keys of texts in the meta of a checkpoint, and their splits.
+TEXTS = {"text": "data.train", "validation_text": "data.validation"}
 
 # What may differ: how long and how often, how the same numbers are computed and where things lie,
-# and the numbers of the optimizer. All else changes what is learned, what the best checkpoint is
-# the best of, or the shape of the state.
+# and the numbers of the optimizer.
 MAY_CHANGE = re.compile(
     r"workdir|mesh\..*"
     r"|evaluation\.(?!spelling_noise|seed|answer_length|no_answer_threshold).*"
@@ -31,6 +33,41 @@ MAY_CHANGE = re.compile(
     r"|model\.remat|model\.kronecker\.apply|model\.attention(_by_role\.\w+)?\.(form|engine)"
     r"|optimizer\.(?!name|ema_decay|head_embedding_rate).*"
 )
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Makes `workdir`; in the block no other process trains in it, but for a bucket.
+
+    The tokenizer of a start that became no run is deleted: the next may want another.
+    """
+    lock, tokenizer = filelock.FileLock(workdir / LOCK), workdir / TOKENIZER
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not isinstance(workdir, Bucket):
+            lock.acquire(blocking=False)
+        kept = tokenizer.exists()
+    except filelock.Timeout:
+        raise InputError(f"{workdir}: another process trains here") from None
+    except OSError as error:
+        raise InputError(f"workdir={workdir}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        if not kept and not holds_run(workdir):
+            tokenizer.unlink(missing_ok=True)
+        if lock.is_locked:
+            (workdir / LOCK).unlink(missing_ok=True)
+            lock.release()
+
+
+def check_shared(workdir: Path) -> None:
+    """Raises InputError if this process does not see the lock of process 0 in `workdir`."""
+    late = time.monotonic() + SHOWN_WITHIN
+    while not isinstance(workdir, Bucket) and not (workdir / LOCK).exists():
+        if time.monotonic() > late:
+            raise InputError(f"workdir={workdir}: is not the directory of process 0")
+        time.sleep(0.1)
 
 
 def holds_run(workdir: Path) -> bool:
@@ -63,55 +100,27 @@ def changed_fields(config: Config) -> list[str]:
 
 
 def check_files(config: Config, workdir: Path) -> None:
-    """Raises InputError if resuming or beginning would destroy something that lies there.
-
-    A run that has lost its tokenizer cannot resume: another would not mean the same. A new run does
-    not overwrite what it finds under the names of its own files.
-    """
+    """Raises InputError if the run has lost its tokenizer, or a new run's files are there."""
     tokenizer = workdir / TOKENIZER
     if holds_run(workdir):
         if not tokenizer.exists() and config.model.has_pieces:
             raise InputError(f"{tokenizer}: no such file")
         return
+    named = tokenizer_file(config)
+    if named and tokenizer.exists() and read_model(named) != tokenizer.read_bytes():
+        raise InputError(f"{tokenizer} is there, and is not {named}: give another --workdir")
     left = [path for name in (METRICS, RESULT) if (path := workdir / name).exists()]
     for path in (*left, *steps_in(workdir / DIRECTORY).values()):
         raise InputError(f"{path} is there, but no {CONFIG}: give another --workdir")
-    given = data.tokenizer_file(config)
-    kept = tokenizer.read_bytes() if given and tokenizer.exists() else None
-    if given and kept and kept != data.read_tokenizer(config, given).model:
-        raise InputError(f"{tokenizer}: differs from {given}: give another --workdir")
-
-
-def own_tokenizer(workdir: Path) -> Path:
-    """Where the tokenizer of the run lies or is to be made.
-
-    A new one is a draft until the run begins: a start that ends before then may have wanted
-    another than the next, and a file under the name of the tokenizer itself is the user's.
-    """
-    kept = workdir / TOKENIZER
-    return kept if kept.exists() or holds_run(workdir) else workdir / DRAFT
-
-
-def drop_draft(workdir: Path) -> None:
-    """Deletes the tokenizer of a start that did not become a run."""
-    (workdir / DRAFT).unlink(missing_ok=True)
-
-
-def begin(config: Config, workdir: Path) -> None:
-    """Makes the working directory hold a run from here on."""
-    if (workdir / DRAFT).exists():
-        (workdir / DRAFT).replace(workdir / TOKENIZER)
-    save_json(config, workdir / CONFIG)
 
 
 def check_text(workdir: Path, meta: Mapping[str, Any], texts: Mapping[str, str]) -> None:
     """Raises InputError if a checkpoint is of another text; one that has not trained has none."""
     for name, text in texts.items():
         if meta.get(name, text) != text:
-            split, done = TEXTS[name]
             raise InputError(
-                f"{split} has changed: it is not the text that the run in {workdir} has "
-                f"{done}: go on with the old text, or give another --workdir"
+                f"{TEXTS[name]} is not the text that the run in {workdir} began with: go on with "
+                "the old text, or give another --workdir"
             )
 
 
@@ -121,27 +130,15 @@ def check_length(workdir: Path, done: int, num_steps: int, changed: Sequence[str
         raise InputError(f"train.num_steps is {num_steps}: {workdir} has done {done} already")
     for line in changed:
         if done == num_steps and line.startswith("optimizer."):
-            raise InputError(
-                f"{line}: all {done} steps of {workdir} are done: give more train.num_steps, or "
-                "another --workdir"
-            )
+            raise InputError(f"{line}: all {done} steps of {workdir} are done: give more steps")
 
 
-def note_changes(
-    optimizer: OptimizerConfig, num_steps: int, meta: dict[str, Any], done: int
-) -> None:
-    """Adds to `meta` which fields change after `done` steps, such that it is another training.
-
-    The meta of a checkpoint says with which its last step was made: a run may have been killed
-    before any step with those of its config.
-    """
-    fields = {f"optimizer.{name}": value for name, value in to_dict(optimizer).items()}
-    if optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
-        fields["train.num_steps"] = num_steps
-    before = meta.get("fields", fields) if done else fields
-    changed = [
-        f"step {done}: {name} {before[name]!r} -> {value!r}"
-        for name, value in fields.items()
-        if before.get(name, value) != value
-    ]
-    meta |= {"fields": fields, "changed": [*meta.get("changed", []), *changed]}
+def note_changes(config: Config, meta: dict[str, Any], done: int) -> None:
+    """Adds to `meta` which numbers of the optimizer change after `done` steps, for the result."""
+    fields = {f"optimizer.{name}": value for name, value in to_dict(config.optimizer).items()}
+    if config.optimizer.schedule in ("linear", "cosine"):  # the others do not know the last step
+        fields["train.num_steps"] = config.train.num_steps
+    before = fields | meta.get("fields", {}) if done else fields
+    changes = [name for name, value in fields.items() if before[name] != value]
+    told = [f"step {done}: {name} {before[name]!r} -> {fields[name]!r}" for name in changes]
+    meta |= {"fields": fields, "changed": [*meta.get("changed", []), *told]}

@@ -5,12 +5,11 @@ split over. XLA derives the rest, so the same code runs on one device and on a p
 """
 
 import contextlib
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,9 +18,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mhe_jax.config import Config, InputError, MeshConfig
+from mhe_jax.config.fields import set_field
 from mhe_jax.config.rules import check_devices, mesh_shape
-
-T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -49,16 +47,10 @@ RULES: Rules = (
     ("activation_vocabulary", "tensor"),
     ("length", None),
 )
-# With mesh.length=tensor. The earlier rule gets the axis: heads, MLP and vocabulary keep it, and
-# the length is split where none of them occurs, between the sublayers.
+# With mesh.length=tensor. The earlier rule gets the axis: heads, MLP and vocabulary keep it.
 SPLIT_LENGTH = (*RULES[:-1], ("length", "tensor"))
 
 BATCH = PartitionSpec(("data", "fsdp"))
-
-
-def rules_of(mesh: MeshConfig) -> Rules:
-    """The rules of a train step."""
-    return SPLIT_LENGTH if mesh.length == "tensor" else RULES
 
 
 def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
@@ -70,12 +62,7 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
     devices = jax.devices() if devices is None else list(devices)
     check_devices(config, len(devices))
     shape = mesh_shape(config.mesh, len(devices))
-    automatic = (AxisType.Auto,) * len(AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices == 1:
-        # A torus of chips is cut if none of its axes is as long as one of ours.
-        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(grid, AXES, axis_types=automatic)
     data = math.gcd(shape[0], slices)
     fsdp = math.gcd(shape[1], slices // data)
     if data * fsdp != slices:
@@ -83,11 +70,14 @@ def make_mesh(config: Config, devices: Sequence[Any] | None = None) -> Mesh:
             f"mesh.data={shape[0]} · mesh.fsdp={shape[1]} must be a multiple of the {slices} "
             "slices: mesh.tensor cannot span slices"
         )
-    within = (shape[0] // data, shape[1] // fsdp, shape[2])
-    grid = mesh_utils.create_hybrid_device_mesh(
-        within, (data, fsdp, 1), devices, allow_split_physical_axes=True
-    )
-    return Mesh(grid, AXES, axis_types=automatic)
+    # A torus of chips is cut if none of its axes is as long as one of ours.
+    cut = {"devices": devices, "allow_split_physical_axes": True}
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, **cut)
+    else:
+        within = (shape[0] // data, shape[1] // fsdp, shape[2])
+        grid = mesh_utils.create_hybrid_device_mesh(within, (data, fsdp, 1), **cut)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 @contextlib.contextmanager
@@ -97,20 +87,35 @@ def use_mesh(mesh: Mesh, rules: Rules = RULES) -> Iterator[None]:
         yield
 
 
+class OnMesh:
+    """A function under jit, called or lowered with logical names bound to the mesh."""
+
+    def __init__(self, function, mesh: Mesh, rules: Rules = RULES, **options):
+        self.jitted, self.mesh, self.rules = jax.jit(function, **options), mesh, rules
+
+    def __call__(self, *args):
+        with use_mesh(self.mesh, self.rules):
+            return self.jitted(*args)
+
+    def lower(self, *args):
+        with use_mesh(self.mesh, self.rules):
+            return self.jitted.lower(*args)
+
+
 def mesh_at_hand(config: Config, doing: str, devices: Sequence[Any] | None = None) -> Mesh:
     """The run's mesh if its devices are there, else all there are along `data`, with a note."""
     # What training requires of its batches does not matter: they are rounded up, or there are none.
+    if devices is not None and not isinstance(devices, Sequence):
+        raise InputError(f"devices={devices!r}: takes a list of devices, as jax.devices() gives")
     count = jax.device_count() if devices is None else len(devices)
-    config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(config.data, batch_size=count, row_multiple=count),
-        optimizer=dataclasses.replace(config.optimizer, accumulate_steps=1),
-    )
+    for rows in ("data.batch_size", "data.row_multiple"):
+        config = set_field(config, rows, count)
+    config = set_field(config, "optimizer.accumulate_steps", 1)
     try:
         return make_mesh(config, devices)
     except InputError as error:
         print(f"note: {error}; {doing} with mesh.data={count}", file=sys.stderr)
-        return make_mesh(dataclasses.replace(config, mesh=MeshConfig()), devices)
+        return make_mesh(set_field(config, "mesh", MeshConfig()), devices)
 
 
 def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
@@ -120,9 +125,9 @@ def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
     for (path, leaf), sharding in zip(shapes, jax.tree.leaves(shardings), strict=True):
         for size, axis in zip(leaf.shape, sharding.spec, strict=False):
             if axis is not None and size % mesh.shape[axis]:
+                name = "/".join(path_parts(path))
                 raise InputError(
-                    f"mesh.{axis}={mesh.shape[axis]} must divide {size}, an axis of parameter "
-                    f"{path_name(path)}"
+                    f"mesh.{axis}={mesh.shape[axis]} must divide {size}, an axis of {name}"
                 )
     return shardings
 
@@ -140,17 +145,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def global_batch(rows: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """The rows that this process has read, as its part of arrays split over `data` and `fsdp`."""
     sharding = NamedSharding(mesh, BATCH)
-    return {
-        name: jax.make_array_from_process_local_data(sharding, np.asarray(array))
-        for name, array in rows.items()
-    }
+    make = jax.make_array_from_process_local_data
+    return {name: make(sharding, np.asarray(array)) for name, array in rows.items()}
 
 
-def feed(batches: Iterable[Any], put: Callable[[Any], T]) -> Generator[T, None, None]:
-    """`put(batch)` of each in order, and one ahead: a thread puts batch n + 1 while n is used.
-
-    So at most two batches are on the devices. Close this iterator before `batches`.
-    """
+def feed(batches: Iterable[Any], put: Callable[[Any], Any]) -> Generator[Any, None, None]:
+    """`put(batch)` of each in order, one ahead in a thread. Close this one before `batches`."""
     fed: Iterator[Any] = map(put, batches)
     end: Any = object()
     with ThreadPoolExecutor(1, "feed") as thread:
@@ -187,15 +187,6 @@ def round_up_rows(rows: int, mesh: Mesh) -> int:
     return -(-rows // shards) * shards
 
 
-def path_name(path) -> str:
-    """`encoder/layer_0/kernel` for a key path of jax.tree_util.
-
-    >>> path_name((jax.tree_util.DictKey("encoder"), jax.tree_util.DictKey("kernel")))
-    'encoder/kernel'
-    """
-    return "/".join(path_parts(path))
-
-
 def path_parts(path) -> tuple[str, ...]:
     """The names along a key path of jax.tree_util."""
-    return tuple(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))

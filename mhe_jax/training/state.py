@@ -18,9 +18,8 @@ from mhe_jax.training import sharding
 class TrainState(flax.struct.PyTreeNode):
     """All that a step changes, and all that resuming needs beside the config.
 
-    `step` counts finished updates; `key` is the `jax.random.key_data` of the run's key, from which
-    step n draws its dropout by folding n in; `ema_params` is None without `optimizer.ema_decay`.
-    The leaves are arrays, or their shapes or shardings.
+    `step` counts finished updates; `key` is the `jax.random.key_data` of the run's key;
+    `ema_params` is None without `optimizer.ema_decay`. Leaves are arrays, shapes or shardings.
     """
 
     step: Any
@@ -30,17 +29,11 @@ class TrainState(flax.struct.PyTreeNode):
     key: Any
 
     @classmethod
-    def create(
-        cls, params: Any, optimizer: optax.GradientTransformation, key: jax.Array, ema: bool
-    ) -> "TrainState":
+    def create(cls, params: Any, optimizer, key: jax.Array, ema: bool) -> "TrainState":
         """Before the first step."""
-        return cls(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=optimizer.init(params),
-            ema_params=jax.tree.map(jnp.array, params) if ema else None,
-            key=jax.random.key_data(key),
-        )
+        average = jax.tree.map(jnp.array, params) if ema else None
+        step, key = jnp.zeros((), jnp.int32), jax.random.key_data(key)
+        return cls(step, params, optimizer.init(params), average, key)
 
 
 def make_initializer(
@@ -51,10 +44,8 @@ def make_initializer(
 ) -> tuple[Callable[[jax.Array], TrainState], TrainState]:
     """A jitted `key -> TrainState` with a sharded result, and its abstract result with shardings.
 
-    `init_params` gives parameters boxed with logical names; with `ema` there is their average too.
-    The state is a function of the key alone, whatever the mesh. Parts of the optimizer's state that
-    have a parameter's shape are sharded as it is; the others (counts, Adafactor's rows and columns)
-    are small and whole.
+    `init_params` gives parameters boxed with logical names. Of the optimizer's state, what has a
+    parameter's shape is sharded as it is; the rest (counts, Adafactor's rows) is small and whole.
     """
 
     def create(key: jax.Array) -> TrainState:
@@ -66,35 +57,26 @@ def make_initializer(
     with sharding.use_mesh(mesh):
         boxed = jax.eval_shape(init_params, key)
         abstract = jax.eval_shape(create, key)
-    of_params = sharding.parameter_shardings(boxed, mesh)
-    whole = sharding.replicated(mesh)
+    of_params, whole = sharding.parameter_shardings(boxed, mesh), sharding.replicated(mesh)
+    # Where a part of the optimizer leaves a parameter to another part.
+    left_out = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731
+
+    def of_part(leaf, param, of_param):
+        return leaf if left_out(leaf) else of_param if leaf.shape == param.shape else whole
+
     of_optimizer = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda leaf, param, of_param: of_param if leaf.shape == param.shape else whole,
+        of_part,
         abstract.opt_state,
         abstract.params,
         of_params,
         transform_non_params=lambda _: whole,
+        is_leaf=left_out,
     )
-    shardings = TrainState(
-        step=whole,
-        params=of_params,
-        opt_state=of_optimizer,
-        ema_params=of_params if ema else None,
-        key=whole,
-    )
-    abstract = jax.tree.map(
-        lambda leaf, of: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=of),
-        abstract,
-        shardings,
-    )
-    create_sharded = jax.jit(create, out_shardings=shardings)
-
-    def initialize(key: jax.Array) -> TrainState:
-        with sharding.use_mesh(mesh):
-            return create_sharded(key)
-
-    return initialize, abstract
+    of_average = of_params if ema else None
+    shardings = TrainState(whole, of_params, of_optimizer, of_average, whole)
+    abstract = jax.tree.map(lambda leaf, of: leaf.update(sharding=of), abstract, shardings)
+    return sharding.OnMesh(create, mesh, out_shardings=shardings), abstract
 
 
 def initializer_of(

@@ -40,7 +40,8 @@ def make_train_step(
         g = Σ_a ∇ loss_sum_a / Σ_a count_a
 
     which is the gradient of the big batch, however unevenly the counts lie in the parts. Part a of
-    step n draws its dropout from fold_in(fold_in(key, n), a).
+    step n draws its dropout from fold_in(fold_in(key, n), a). With `ema_decay` the average becomes
+    d · ema + (1 - d) · params, d = min(ema_decay, (1 + n) / (10 + n)) after n updates before.
 
     Metrics: every sum of `sums_function`, `gradient_norm` (before clipping), `learning_rate` where
     there is a `schedule` (the optimizer's), and `finite`: whether loss, gradient and update are
@@ -49,22 +50,22 @@ def make_train_step(
     """
     A = accumulate_steps
 
-    def differentiated(params, batch, key):
+    def loss(params, batch, key):
         sums = sums_function(params, batch, key)
         return sums["loss"], sums
 
-    def sums_and_gradients(params, batch, key):
-        (_, sums), gradients = jax.value_and_grad(differentiated, has_aux=True)(params, batch, key)
-        return sums, gradients
+    sums_and_gradients = jax.value_and_grad(loss, has_aux=True)
 
     def step(state: TrainState, batch: Batch):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if A == 1:
             part_key = jax.random.fold_in(key, 0)
-            sums, gradients = sums_and_gradients(state.params, batch, part_key)
+            (_, sums), gradients = sums_and_gradients(state.params, batch, part_key)
         else:
             # Every A-th row is in the same part, so that rows stay on their devices.
-            parts = jax.tree.map(lambda x: _split(x, A, mesh), batch)
+            parts = jax.tree.map(lambda x: x.reshape(-1, A, *x.shape[1:]).swapaxes(0, 1), batch)
+            split = NamedSharding(mesh, PartitionSpec(None, *sharding.BATCH))
+            parts = jax.lax.with_sharding_constraint(parts, split)
 
             def add(carry, numbered):
                 a, part = numbered
@@ -75,7 +76,7 @@ def make_train_step(
                 sums_and_gradients, state.params, jax.tree.map(lambda x: x[0], parts), key
             )
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract)
-            (sums, gradients), _ = jax.lax.scan(add, zeros, (jnp.arange(A), parts))
+            ((_, sums), gradients), _ = jax.lax.scan(add, zeros, (jnp.arange(A), parts))
 
         count = jnp.maximum(sums["count"], 1.0)
         gradients = jax.tree.map(lambda g: g / count, gradients)
@@ -88,30 +89,27 @@ def make_train_step(
         updates_before = state.step
         if schedule is not None:
             # state.step also counts updates that were left out.
-            used = optax.tree_utils.tree_get(state.opt_state, "ScaleByScheduleState")
-            updates_before = used.count
+            used = optax.tree_utils.tree_get_all_with_path(state.opt_state, "ScaleByScheduleState")
+            updates_before = used[0][1].count  # the same in all parts of an optimizer
             metrics["learning_rate"] = schedule(updates_before)
-        new = TrainState(
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            ema_params=average(state.ema_params, params, updates_before, ema_decay),
-            key=state.key,
-        )
+        ema = None
+        if ema_decay is not None:
+            # The smaller d of the first steps forgets the initial parameters.
+            d = jnp.minimum(ema_decay, (1.0 + updates_before) / (10.0 + updates_before))
+            ema = jax.tree.map(lambda e, p: d * e + (1 - d) * p, state.ema_params, params)
+        new = TrainState(state.step + 1, params, opt_state, ema, state.key)
         if skip_nonfinite:
             kept = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
             new = kept.replace(step=new.step)
         return new, metrics
 
-    return OnMesh(
-        jax.jit(
-            step,
-            in_shardings=(state_shardings, NamedSharding(mesh, sharding.BATCH)),
-            out_shardings=(state_shardings, sharding.replicated(mesh)),
-            donate_argnums=0,
-        ),
+    return sharding.OnMesh(
+        step,
         mesh,
         rules,
+        in_shardings=(state_shardings, NamedSharding(mesh, sharding.BATCH)),
+        out_shardings=(state_shardings, sharding.replicated(mesh)),
+        donate_argnums=0,
     )
 
 
@@ -133,7 +131,7 @@ def train_step_of(
         accumulate_steps=c.accumulate_steps,
         ema_decay=c.ema_decay,
         skip_nonfinite=config.train.skip_nonfinite > 0,
-        rules=sharding.rules_of(config.mesh),
+        rules=sharding.SPLIT_LENGTH if config.mesh.length == "tensor" else sharding.RULES,
     )
 
 
@@ -141,45 +139,9 @@ def make_eval_step(
     sums_function: SumsFunction, mesh: Mesh, param_shardings: Any
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
     """`(params, batch) -> sums`, without dropout."""
-    return OnMesh(
-        jax.jit(
-            lambda params, batch: sums_function(params, batch, None),
-            in_shardings=(param_shardings, NamedSharding(mesh, sharding.BATCH)),
-            out_shardings=sharding.replicated(mesh),
-        ),
+    return sharding.OnMesh(
+        lambda params, batch: sums_function(params, batch, None),
         mesh,
+        in_shardings=(param_shardings, NamedSharding(mesh, sharding.BATCH)),
+        out_shardings=sharding.replicated(mesh),
     )
-
-
-def average(ema: Any, params: Any, n: jax.Array, decay: float | None) -> Any:
-    """`d · ema + (1 - d) · params` with d = min(decay, (1 + n) / (10 + n)), n updates before.
-
-    The smaller d of the first steps forgets the initial parameters. Without `decay` there is none.
-    """
-    if decay is None:
-        return None
-    d = jnp.minimum(decay, (1.0 + n) / (10.0 + n))
-    return jax.tree.map(lambda e, p: d * e + (1 - d) * p, ema, params)
-
-
-def _split(x: jax.Array, parts: int, mesh: Mesh) -> jax.Array:
-    """[B, ...] to [parts, B / parts, ...], rows split over devices as before."""
-    x = jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
-    return jax.lax.with_sharding_constraint(
-        x, NamedSharding(mesh, PartitionSpec(None, *sharding.BATCH))
-    )
-
-
-class OnMesh:
-    """A jitted function called, or lowered, with logical names bound to the mesh."""
-
-    def __init__(self, jitted, mesh: Mesh, rules: sharding.Rules = sharding.RULES):
-        self.jitted, self.mesh, self.rules = jitted, mesh, rules
-
-    def __call__(self, *args):
-        with sharding.use_mesh(self.mesh, self.rules):
-            return self.jitted(*args)
-
-    def lower(self, *args):
-        with sharding.use_mesh(self.mesh, self.rules):
-            return self.jitted.lower(*args)

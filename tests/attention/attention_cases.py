@@ -260,10 +260,7 @@ def mask_for(case, name, queries, keys):
 
 def kept_by_words(key, rate, rows, queries, keys):
     """What dropout of shared scores keeps [rows, queries, keys]: a hash of two random words."""
-    words = [
-        jax.random.bits(row, (queries + keys,), "uint32") for row in jax.random.split(key, rows)
-    ]
-    words = np.asarray(words, np.uint32)
+    words = np.asarray(jax.random.bits(key, (rows, queries + keys), "uint32"))
     x = words[:, :queries, None] ^ words[:, None, queries:]
     x ^= x >> 16
     x *= np.uint32(0x7FEB352D)

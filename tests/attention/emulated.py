@@ -7,6 +7,10 @@ What a GPU computes, as far as numbers go, where there is none. See `hopper_forw
 import math
 
 import jax.numpy as jnp
+import numpy as np
+
+from mhe_jax.attention.engines.blocks import Seen, is_kept
+from mhe_jax.attention.engines.shared import mosaic
 
 LEAST = jnp.finfo(jnp.float32).min
 
@@ -77,6 +81,18 @@ def kept(visible, x, keys: slice):
     key = jnp.arange(keys.start, keys.stop)
     words = visible.bits[:, key // 32].swapaxes(1, 2)
     return jnp.where(words >> (key % 32)[None, None] & 1 == 1, x, 0)
+
+
+def visible_of(mask, shape, dropout=False):
+    """What the kernels are told of a mask; what queries see [N, T, S], and what dropout keeps."""
+    (N, T, S), words, kept = shape, None, np.ones(shape, bool)
+    if dropout:
+        words = np.random.default_rng(7).integers(-(2**31), 2**31, (N, T + S))
+        words = jnp.asarray(words[:, :T], jnp.int32), jnp.asarray(words[:, T:], jnp.int32)
+        kept = np.asarray(is_kept(words[0][:, :, None], words[1][:, None], 0.5))
+    dense = mask.to_dense(T, S)
+    allowed = np.broadcast_to(True if dense is None else dense[:, 0], shape)
+    return mosaic.visible(Seen(mask, words), 0.5, shape, T, S), allowed, kept
 
 
 def _product(letters, a, b):

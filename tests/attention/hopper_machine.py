@@ -291,8 +291,8 @@ def fori_loop(start, end, f, carry):
     return carry
 
 
-def install(monkeypatch, module, blocks, seed):
-    """The machine, of this seed, that programs of these two modules run on from now on."""
+def install(monkeypatch, module, *others, seed):
+    """The machine, of this seed, that programs of these modules run on from now on."""
     machine = Machine(seed)
 
     def accumulator(shape, dtype):
@@ -326,7 +326,7 @@ def install(monkeypatch, module, blocks, seed):
     run_scoped = lambda f, accumulator: f(accumulator)  # noqa: E731
     pallas = patched(pl, loop=loop, when=when, run_state=machine.run_state, run_scoped=run_scoped)
     monkeypatch.setattr(module, "pl", pallas)
-    for one in (module, blocks):
+    for one in (module, *others):
         monkeypatch.setattr(one, "gpu", gpu)
         monkeypatch.setattr(one, "jax", patched(jax, lax=lax))
     return machine

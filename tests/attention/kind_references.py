@@ -290,14 +290,39 @@ DECODED = ("num_groups", 4), ("latent_features", 4)
 RANKS = ("query_rank", 8), ("key_rank", 4), ("value_rank", 6)
 
 
-def _mhe(psi, cases):
+def _in_forms(forms, *cases):
+    return [{"form": form, **case} for case in cases for form in forms]
+
+
+def _mhe(psi, forms, *cases):
     return Kind(
         head_embeddings(psi),
         lambda c: _shared(c, c.head_features, *ROLES),
         lambda c: 2 * (c.groups or 1) * c.head_features,
-        cases,
+        _in_forms(forms, *cases),
         _tables,
     )
+
+
+def _shared_scores(head, cases, tables=lambda case: {}):
+    def width(c):
+        return c.score_features or c.head_features
+
+    def kernels(c):
+        own = _heads(c, c.heads, "value") | {"key_bias": (c.width, c.heads)}
+        return own | _shared(c, width(c), "query", "key")
+
+    def cached(c):
+        return (c.groups or 1) * width(c) + c.width + c.heads
+
+    # A bias of the key bias would move all scores of a head alike.
+    return Kind(head, kernels, cached, cases, tables, unbiased=("key_bias",))
+
+
+def _of_latents(head, *cases):
+    of_forms = _in_forms(("absorbed", "materialized"), *cases)
+    plain = "query", "key", "value"  # so that they are absorbed
+    return Kind(head, _latent_kernels, _latent_cached, of_forms, _latent_norms, unbiased=plain)
 
 
 KINDS = {
@@ -329,54 +354,20 @@ KINDS = {
     "el": Kind(hidden_states, lambda c: _heads(c, c.heads, "query"), lambda c: c.width, [{}]),
     "mhe_add": _mhe(
         add,
-        [
-            {"form": "materialized"},
-            {"form": "folded"},
-            {"form": "shared"},
-            {"form": "shared", "heads": 6, "groups": 2},
-            {"form": "folded", "heads": 6, "groups": 2},
-            {"form": "materialized", "heads": 6, "groups": 2},
-            {"form": "shared", "heads": 6, "score_groups": 3},
-            {"form": "folded", "heads": 6, "score_groups": 3},
-            {"form": "materialized", "heads": 6, "score_groups": 3},
-        ],
+        ("shared", "folded", "materialized"),
+        {},
+        {"heads": 6, "groups": 2},
+        {"heads": 6, "score_groups": 3},
     ),
-    "mhe_mul": _mhe(
-        multiply,
-        [
-            {"form": "materialized"},
-            {"form": "folded"},
-            {"form": "folded", "heads": 6, "groups": 3},
-            {"form": "materialized", "heads": 6, "groups": 3},
-        ],
-    ),
-    "mva": Kind(
+    "mhe_mul": _mhe(multiply, ("folded", "materialized"), {}, {"heads": 6, "groups": 3}),
+    "mva": _shared_scores(
         one_projection,
-        lambda c: (
-            _shared(c, c.score_features or c.head_features, "query", "key")
-            | _heads(c, c.heads, "value")
-            | {"key_bias": (c.width, c.heads)}
-        ),
-        lambda c: (c.groups or 1) * (c.score_features or c.head_features) + c.width + c.heads,
-        [
-            {"form": "shared", "score_features": 13},
-            {"form": "materialized", "score_features": 13},
-            {"form": "shared", "heads": 6, "groups": 2},
-            {"form": "materialized", "heads": 6, "groups": 2},
-        ],
-        unbiased=("key_bias",),  # it would move all scores of a head alike
+        _in_forms(("shared", "materialized"), {"score_features": 13}, {"heads": 6, "groups": 2}),
     ),
-    "collaborative": Kind(
+    "collaborative": _shared_scores(
         mixed_queries,
-        lambda c: (
-            _shared(c, c.score_features or c.head_features, "query", "key")
-            | _heads(c, c.heads, "value")
-            | {"key_bias": (c.width, c.heads)}
-        ),
-        lambda c: (c.groups or 1) * (c.score_features or c.head_features) + c.width + c.heads,
         [{"score_features": 13}, {"heads": 6, "groups": 2}],
         lambda c: {"query_head_embedding": (c.heads, c.score_features or c.head_features)},
-        unbiased=("key_bias",),
     ),
     "mfa": Kind(
         low_rank_queries,
@@ -404,31 +395,13 @@ KINDS = {
         ],
         turned=lambda c: c.head_features // 2,
     ),
-    "mla": Kind(
-        latents,
-        _latent_kernels,
-        _latent_cached,
-        [
-            {"form": "absorbed", "more": LATENTS},
-            {"form": "materialized", "more": LATENTS},
-            {"form": "absorbed", "heads": 6, "latent_groups": 2, "more": TWO_LATENTS},
-            {"form": "materialized", "heads": 6, "latent_groups": 2, "more": TWO_LATENTS},
-        ],
-        _latent_norms,
-        unbiased=("query", "key", "value"),  # so that they are absorbed
+    "mla": _of_latents(
+        latents, {"more": LATENTS}, {"heads": 6, "latent_groups": 2, "more": TWO_LATENTS}
     ),
-    "mlra": Kind(
+    "mlra": _of_latents(
         latents_of_branches,
-        _latent_kernels,
-        _latent_cached,
-        [
-            {"form": "absorbed", "more": BRANCHES},
-            {"form": "materialized", "more": BRANCHES},
-            {"form": "absorbed", "heads": 6, "latent_groups": 4, "more": TWO_BRANCHES},
-            {"form": "materialized", "heads": 6, "latent_groups": 4, "more": TWO_BRANCHES},
-        ],
-        _latent_norms,
-        unbiased=("query", "key", "value"),
+        {"more": BRANCHES},
+        {"heads": 6, "latent_groups": 4, "more": TWO_BRANCHES},
     ),
     "ghla": Kind(
         decoded_latents,

@@ -92,7 +92,7 @@ CALLS = [
     (lambda: start(Case("mha").module(), X[0, 0]), r"inputs_q.* have shapes \(33,\)"),
     (lambda: start(Case("mha").module(), X, [[1.0] * 33]), r"inputs_k.* have shapes .*\(1, 33\)"),
     (lambda: start(Case("el").module(), X, Y[..., :21]), "qkv_features=33 must be 21"),
-    (lambda: start(Case("skv").module(), X, Y, Y[..., :7]), "inputs_v is 7 wide .* inputs_k, 33"),
+    (lambda: start(Case("skv").module(), X, Y, Y[..., :7]), "inputs_v, 7 wide, must be 33"),
     (lambda: start(Case("mha").module(), X, Y, ONES((B, 1, T, S))), r"inputs_v .* mask=\.\.\."),
     (lambda: start(Case("mha").module(), normal(1, 2, 3, T, 33), normal(2, 3, 2, S, 33)), "axes"),
     (lambda: start(Case("mha").module(), normal(1, 2, 3, T, 33), mask=ONES((4, 1, T, T))), "mask"),
@@ -113,7 +113,7 @@ def test_what_is_refused(call, message):
 @pytest.mark.parametrize("case", [c for c in BATTERY if c.one_source], ids=str)
 def test_a_cache_of_one_array_takes_one_input(case):
     module, x = case.module(decode=True), normal(1, B, T, case.width)
-    message = f"{case.kind} keeps one array .* in its cache: leave inputs_v"
+    message = f"{case.kind} has one array .* left out with decode=True"
     with pytest.raises(ValueError, match=message):
         start(module, x, x, x)
     with pytest.raises(ValueError, match=message):
@@ -124,7 +124,7 @@ def test_a_cache_of_one_array_takes_one_input(case):
 def test_what_is_no_mask(mask):
     call = functools.partial(make_attention("mha", num_heads=3).init, jax.random.key(0), X)
     for make in (lambda: call(mask=mask), lambda: Mask.array(mask), lambda: Mask.padding(mask)):
-        with pytest.raises(ValueError, match=f"mask of type {type(mask).__name__} ") as caught:
+        with pytest.raises(ValueError, match=f"mask: {type(mask).__name__} ") as caught:
             make()
         assert "\n" not in str(caught.value)
 

@@ -12,7 +12,7 @@ from attention_cases import CASES, Case, assert_close, normal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from mhe_jax.attention import Mask, engines
-from mhe_jax.attention.engines import blocked, cudnn
+from mhe_jax.attention.engines import blocked
 
 RULES = (
     ("batch", ("data", "fsdp")),
@@ -92,28 +92,6 @@ def test_key_heads_that_the_mesh_does_not_divide():
     with jax.set_mesh(mesh()), nn.logical_axis_rules(RULES):
         got = jax.jit(lambda *heads: run(*heads))(query, key, value)
     assert_close(got, wanted)
-
-
-@pytest.mark.parametrize("kind", ["skv", "el"])
-def test_sharded_is_single_on_cudnn(kind, monkeypatch):
-    """With jax's own kernel in cuDNN's place, which takes only what is split alike."""
-    attention, constrain = jax.nn.dot_product_attention, nn.with_logical_constraint
-    alike = []
-
-    def spy(x, axes):
-        alike.append((constrain(x, axes), axes))
-        return alike[-1][0]
-
-    def stand_in(*heads, implementation, **how):
-        if not jax.sharding.get_abstract_mesh().empty:
-            axes = [next(axes for y, axes in alike if x is y) for x in heads]
-            assert axes == [("batch", "length", "activation_heads", None)] * 3
-        return attention(*heads, implementation="xla", **how)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    monkeypatch.setattr(nn, "with_logical_constraint", spy)
-    monkeypatch.setattr(cudnn, "refusal", lambda *call: None)
-    check_sharded_is_single(module_of(Case(kind)).clone(engine="cudnn"))
 
 
 def check_sharded_is_single(module):

@@ -144,6 +144,10 @@ def test_dropout_has_one_mask_in_both_passes(broadcast):
         alike = bool((kept == np.take(kept, [0], axis)).all())
         assert alike == (axis in shared)
     assert len({kept[:, t].tobytes() for t in range(9)}) > 5  # a mask for each query
+    # Bands, which leave keys out, draw no other.
+    near = Mask.local(2) & Mask.causal()
+    found, _ = jax.jit(functools.partial(attend, mask=near, scale=0.4))(q, k, v)
+    np.testing.assert_array_equal(found > 0, kept & near.to_dense(9, 7).swapaxes(1, 2))
 
     def plain(q, k, v):
         exact = jax.nn.softmax(0.4 * jnp.einsum("bthd,bshd->bths", q, k))
@@ -192,11 +196,6 @@ def test_a_shard_map_over_some_axes_is_not_split_again():
             attend, in_specs=rows, out_specs=rows, axis_names={"data"}, check_vma=False
         )
         np.testing.assert_allclose(jax.jit(split)(*qkv), wanted, atol=1e-6)
-
-
-def test_sown_weights_are_refused():
-    assert "weights to sow" in blocked.refusal(*call(3, 3), None, Mask(), Options(sow=print))
-    assert blocked.refusal(*call(3, 3), None, Mask(), Options(dropout_rate=RATE)) is None
 
 
 @pytest.mark.parametrize(("of_head", "of_all", "wanted"), [(7, 52, "xla"), (6, 48, "blocked")])

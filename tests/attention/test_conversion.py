@@ -1,36 +1,76 @@
 """From kind to kind: exact where it can be, the best of its kind elsewhere."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conversion_cases import (
-    FIELDS,
-    NOT_MADE,
-    WIDTHS,
-    D,
-    H,
-    M,
-    T,
-    apart,
-    drawn,
-    heads_of,
-    inputs,
-    module,
-    moved,
-    start,
-    started,
-)
+from attention_cases import random_parameters
 from scipy.optimize import linear_sum_assignment
 
 from mhe_jax.attention import KINDS, Activations, Mask, convert, make_attention
-from mhe_jax.attention.conversion import module_of, nearest
-from mhe_jax.attention.conversion.fitting import error, fit_output, moments_of
-from mhe_jax.attention.nearest.scores import Moments
+from mhe_jax.attention.conversion import error, fit_output, module_of, moments_of, nearest
+from mhe_jax.attention.nearest import Heads, Moments
 from mhe_jax.config import InputError
+
+H, D, T = 6, 5, 7
+M = H * D
+ORDER = [2, 4, 1, 5, 0, 3]
+FIELDS = {
+    "gqa": {"num_kv_heads": 3},
+    "gta": {"num_kv_heads": 3},
+    "collaborative": {"score_features": D - 1},
+}
+NOT_MADE = "skv", "el", "collaborative", "mfa", "mla", "mlra", "ghla", "tpa", "gta"
+WIDTHS = {"gta": 4 * H}  # of all heads; gta's are even
+
+
+def module(kind, use_bias, **fields):
+    fields = {"qkv_features": WIDTHS.get(kind), **FIELDS.get(kind, {}), **fields}
+    return make_attention(kind, num_heads=H, use_bias=use_bias, **fields)
+
+
+@functools.cache
+def inputs(seed=0, rows=3):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=(rows, T, M)) + 0.3, jnp.float32)
+
+
+def start(kind, use_bias=False, **fields):
+    made = module(kind, use_bias, **fields)
+    return made, random_parameters(made, inputs(), seed=2, embedding=0.3)
+
+
+def apart(made, params, other, theirs, x=None, **how):
+    x = inputs() if x is None else x
+    y = made.apply({"params": params}, x, **how)
+    z = other.apply({"params": theirs}, x, **how)
+    return float(jnp.linalg.norm(y - z) / jnp.linalg.norm(y))
+
+
+def heads_of(params, kind):
+    """With a key and a value head for each."""
+    return module_of(params, kind).heads(params).repeated()
+
+
+def moved(heads):
+    """The same function: other bases of scores and values, and another order."""
+    draw = np.random.default_rng(3)
+    R, S = (
+        np.stack([draw.normal(size=(n, n)) for _ in range(H)])
+        for n in (heads.key.shape[-1], heads.value.shape[-1])
+    )
+    parts = (
+        heads.query @ np.linalg.inv(R).swapaxes(1, 2),
+        heads.key @ R,
+        heads.value @ S,
+        np.linalg.inv(S) @ heads.out,
+    )
+    query, key, value, out = (part[ORDER] for part in parts)
+    return Heads(query, key, value, out, heads.bias)
+
 
 LINEAR = [kind for kind in KINDS if kind != "mva" and not KINDS[kind].not_linear]
 
@@ -51,21 +91,15 @@ FEW = {
     "sha": {},
     "mqa": {},
     "gqa": {"num_kv_heads": 2},
-    "skv": {},
-    "el": {},
     "mhe_add": {},
     "mhe_add of groups": {"num_groups": 2},
-    "mhe_add of score groups": {"score_groups": 3},
     "mhe_mul": {},
     "mhe_mul of groups": {"num_groups": 2},
     "mva": {"score_features": 3},
     "mva of groups": {"num_groups": 3},
-    "collaborative": {"score_features": 3},
-    "collaborative of groups": {"num_groups": 2, "score_features": 2},
-    "gta": {"num_kv_heads": 2, "qkv_features": 4 * H},
 }
 # Those that are the best for the order of heads that was chosen.
-BEST = [name for name in FEW if name not in ("sha", "skv", "gta")]
+BEST = [name for name in FEW if name != "sha"]
 
 
 @pytest.mark.covering(1)
@@ -75,14 +109,14 @@ def test_what_a_kind_can_be_is_found_again(name, real):
     """From its own heads, in another order and turned by maps that change nothing."""
     kind, fields = name.split()[0], FEW[name]
     made = make_attention(kind, num_heads=H, use_bias=False, **fields)
-    params = started(made)
+    params = random_parameters(made, inputs(), seed=2, embedding=0.3)
     heads = moved(heads_of(params, kind))
     moments = Moments.unit(heads)
     if real:
         x = inputs(5, 40)
         y = made.apply({"params": params}, x)
         moments = moments_of([Activations(x, x, Mask(), np.ones((40, T), bool), y)])
-    target = made.clone(qkv_features=fields.get("qkv_features", M))
+    target = made.clone(qkv_features=M)
     found = jax.tree.map(jnp.float32, nearest(target, heads, moments))
     assert apart(made, params, module_of(found, kind), found) < 1e-4
 
@@ -182,22 +216,68 @@ def test_a_fit_is_the_least_squares_of_real_outputs(use_bias):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_MADE])
 def test_flax_parameters_of_another_width_and_other_inputs(kind):
-    """Cross-attention, whose keys are of another width than its queries; `el` has no keys of it."""
-    x, y = (
-        inputs(),
-        jax.random.normal(jax.random.key(3), (3, 4, M if kind in ("el", "skv") else 17)),
-    )
-    width = WIDTHS.get(kind, M)
-    theirs = nn.MultiHeadDotProductAttention(num_heads=H, qkv_features=width, out_features=13)
+    """Cross-attention, whose keys are of another width than its queries."""
+    x, y = inputs(), jax.random.normal(jax.random.key(3), (3, 4, 17))
+    theirs = nn.MultiHeadDotProductAttention(num_heads=H, qkv_features=M, out_features=13)
     given = x[..., : M - 1], y
-    params = drawn(jax.eval_shape(theirs.init, jax.random.key(1), *given)["params"])
+    params = random_parameters(theirs, *given)
     found = convert(params, kind, **FIELDS.get(kind, {}))
-    made = module(kind, True, qkv_features=width, out_features=13)
+    made = module(kind, True, qkv_features=M, out_features=13)
     assert jax.eval_shape(made.apply, {"params": found}, *given).shape == (3, T, 13)
     shapes = jax.eval_shape(made.init, jax.random.key(0), *given)["params"]
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, shapes)
     if kind == "mha":
         assert found["key"]["kernel"] is params["key"]["kernel"]
+
+
+def uneven(seed=0, rows=40, width=M):
+    """Inputs of which some directions are far larger than others, about a mean that is not 0."""
+    draw, size = np.random.default_rng(seed), np.geomspace(3, 0.05, width)[:, None]
+    mixing = np.random.default_rng(9).normal(size=(width, width)) * size
+    x = draw.normal(size=(rows, T, width)) @ mixing / width**0.5 + 0.4
+    return jnp.asarray(x, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "fields"),
+    [
+        *(("sha", kind, FIELDS.get(kind, {})) for kind in ("mqa", "gqa", "mhe_add", "mhe_mul")),
+        ("sha", "mva", {}),
+        *(("mhe_add", kind, FIELDS.get(kind, {})) for kind in ("mqa", "gqa", "mva")),
+        *(("mhe_mul", kind, FIELDS.get(kind, {})) for kind in ("mqa", "gqa")),
+        ("gqa", "mha", {}),
+        ("mqa", "gqa", {"num_kv_heads": 2}),
+    ],
+)
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("real", [False, True], ids=["weights", "activations"])
+def test_a_kind_that_has_room_takes_another_exactly(source, kind, fields, real):
+    made, params = start(source)
+    x = uneven()
+    found = convert(
+        params, kind, source=source, activations=[Activations(x)] if real else (), **fields
+    )
+    other = module_of(found, kind)
+    assert other.use_bias == (source == "mhe_add")
+    for seen in (x,) if real else (x, inputs()):
+        assert apart(made, params, other, found, seen, mask=Mask.causal()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].not_linear])
+def test_heads_that_are_not_linear_become_no_others(kind):
+    _, params = start(kind)
+    said = f"^{kind} is not made into other attention: {KINDS[kind].not_linear}$"
+    with pytest.raises(InputError, match=said):
+        convert(params, "mha", source=kind)
+
+
+def test_heads_that_add_nothing_are_put_together_too():
+    """As where W_o begins as 0."""
+    _, params = start("mha")
+    silent = {**params, "out": {"kernel": 0 * params["out"]["kernel"]}}
+    found = convert(silent, "gqa", num_kv_heads=2)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert not np.any(found["out"]["kernel"])
 
 
 def test_mha_of_scores_that_are_too_wide_is_the_nearest():
@@ -225,24 +305,13 @@ def test_queries_and_keys_are_equally_large(kind):
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        ("mhx", {}, "kind 'mhx' cannot be made: takes one of mha, sha"),
-        (
-            "mqa",
-            {"num_groups": 2},
-            "mqa has no field 'num_groups' to be converted with; it has none",
-        ),
+        ("mhx", {}, "kind 'mhx' is not one of mha, sha"),
+        ("mqa", {"num_groups": 2}, "mqa has no field 'num_groups'; it belongs to mhe_add"),
         ("gqa", {}, "num_kv_heads=None must divide num_heads=6"),
         ("gqa", {"num_kv_heads": 4}, "num_kv_heads=4 must divide num_heads=6"),
-        (
-            "mha",
-            {"source": "mqa"},
-            "these are not the parameters of an attention module of kind mqa",
-        ),
-        ("mla", {"latent_features": 1}, "latent_features is 1: takes 2 or more, for one feature"),
-        ("mla", {"latent_groups": 4}, "latent_groups=4 must divide num_heads=6"),
-        ("mla", {"query_rank": 1}, "query_rank is 1: takes 2 or more"),
-        *((kind, {}, f"{kind} is not made from others: .{{10}}") for kind in NOT_MADE),
-        ("mla", {"rotary_features": 2}, "mla has no field 'rotary_features' to be converted with"),
+        ("mha", {"source": "mqa"}, "these are not the parameters of .* kind mqa"),
+        *((kind, {}, f"^{kind} is not made from other") for kind in NOT_MADE[:-1]),
+        ("mla", {"rotary_features": 2}, "rotary_features: a conversion takes num_kv_heads"),
     ],
 )
 def test_what_cannot_be_is_said(kind, fields, said):
@@ -256,22 +325,10 @@ def test_parameters_of_something_else_are_named():
     for other in ({"params": params}, {}):
         with pytest.raises(ValueError, match="not the parameters of .* of kind mha: {"):
             convert(other, "mqa")
-    with pytest.raises(ValueError, match="params hold NaN or infinity"):
+    with pytest.raises(InputError, match="params hold NaN or infinity"):
         convert(jax.tree.map(lambda leaf: leaf * np.nan, params), "mqa")
-
-
-@pytest.mark.parametrize(
-    ("activations", "said"),
-    [
-        ([inputs(2, 3)], "activations must be a list of Activations"),
-        ([Activations(inputs(2, 3)[0])], f"query has shape .* takes .batch, length, {M}."),
-        ([Activations(inputs(2, 3) * np.nan)], "activations hold NaN or infinity"),
-    ],
-)
-def test_activations_that_cannot_be_are_refused(activations, said):
-    _, params = start("mha")
-    with pytest.raises(InputError, match=said):
-        convert(params, "mqa", activations=activations)
+    with pytest.raises(InputError, match="activations hold NaN or infinity"):
+        convert(params, "mqa", activations=[Activations(inputs(2, 3) * np.nan)])
 
 
 def test_a_layer_norm_in_between_is_refused():

@@ -12,65 +12,126 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import B, every_kind, normal, on_mesh, random_parameters
+from attention_cases import B, every_kind, normal, on_mesh, parts, random_parameters
 
 from mhe_jax.attention import Mask, choices, engines, make_attention
 from mhe_jax.attention.engines import Options, cudnn, xla
+from mhe_jax.attention.engines.shared import mosaic
 from mhe_jax.config import FORMS_OF_KINDS
 from mhe_jax.config.values import Engine
 
+PARTS = parts(8, 8).values()
+ENGINES = engines.LADDER | engines.SHARED | {"xla": xla}
+PLATFORMS = {"cudnn": "gpu", "mosaic": "gpu", "splash": "tpu", "pallas": "tpu", "blocked": "cpu"}
+
 
 @pytest.fixture
-def gpu(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(cudnn, "missing", lambda *a: None)
-    monkeypatch.setattr(cudnn, "gpu_capability", lambda: 9.0)
+def device(monkeypatch):
+    """Sets the platform, and for a GPU its compute capability."""
+
+    def set_to(platform, capability=9.0):
+        monkeypatch.setattr(jax, "default_backend", lambda: platform)
+        monkeypatch.setattr(cudnn, "missing", lambda *a: None)
+        for engine in (cudnn, mosaic):
+            monkeypatch.setattr(engine, "gpu_capability", lambda: capability)
+
+    return set_to
+
+
+@pytest.fixture
+def gpu(device):
+    device("gpu")
 
 
 def arrays(T=8, S=8, H=4, K=4, D=64, E=64, dtype=jnp.bfloat16):
     return tuple(jnp.zeros((B, *shape), dtype) for shape in ((T, H, D), (S, K, D), (S, K, E)))
 
 
-def refusal(*, mask=None, options=None, biased=False, **sizes):
-    given = arrays(**sizes)
-    bias = jnp.zeros((B, given[1].shape[1], given[0].shape[2])) if biased else None
-    return cudnn.refusal(*given, bias, mask or Mask(), options or Options())
+def refusal(name="cudnn", *, mask=None, biased=False, key_dtype=None, options=None, **sizes):
+    """Engines of shared scores get one group of heads."""
+    shared = name in engines.SHARED and name != "xla"
+    query, key, value = arrays(**sizes)
+    bias = jnp.zeros((B, key.shape[1], query.shape[2])) if biased or shared else None
+    if shared:
+        query, key = query[:, :, :1], key[:, :, :1]
+    key = key.astype(key_dtype or key.dtype)
+    return ENGINES[name].refusal(query, key, value, bias, mask or Mask(), Options(**options or {}))
 
 
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        ({"dtype": jnp.float16}, None),
-        ({"D": 256, "E": 256}, None),
-        ({"K": 2, "mask": Mask.causal(jnp.zeros(B, int))}, None),
-        ({"mask": Mask.array(jnp.ones((B, 4, 8, 8), bool))}, None),
-        ({"biased": True, "D": 253, "K": 1}, None),  # a key bias is columns of the keys
-        ({"T": 7, "S": 7, "mask": Mask.lengths(jnp.full(B, 5))}, None),
-        ({"dtype": jnp.float32}, "float16 or bfloat16, not float32"),
-        ({"D": 257, "E": 257}, "256 on this GPU, not 257 and 257"),
-        ({"E": 264}, "256 on this GPU, not 64 and 264"),
-        ({"biased": True, "D": 254}, "not 257 and 64"),
-        ({"options": Options(dropout_rate=0.1)}, "dropout"),
-        ({"options": Options(sow=print)}, "weights to sow"),
-        ({"options": Options(precision="highest")}, "precision"),
-        ({"T": 7, "mask": Mask.causal(jnp.zeros(B))}, "even lengths"),
-        ({"S": 7, "mask": Mask.causal(jnp.zeros(B))}, "even lengths"),
-    ],
-    ids=str,
-)
-def test_what_cudnn_takes_and_refuses(call, reason):
+DENSE = Mask.array(jnp.ones((B, 4, 8, 8), bool))
+DROPOUT, SOWING, PRECISION = {"dropout_rate": 0.1}, {"sow": print}, {"precision": "highest"}
+OFFSET = jnp.zeros(B, int)
+TAKEN = [
+    ("cudnn", {"dtype": jnp.float16}),
+    ("cudnn", {"D": 256, "E": 256}),
+    ("cudnn", {"K": 2, "mask": Mask.causal(OFFSET)}),
+    ("cudnn", {"mask": DENSE}),
+    ("cudnn", {"biased": True, "D": 253, "K": 1}),  # a key bias is columns of the keys
+    ("cudnn", {"T": 7, "S": 7, "mask": Mask.lengths(jnp.full(B, 5))}),
+    ("splash", {"biased": True, "D": 1021, "K": 2}),
+    ("splash", {"T": 8, "mask": Mask.local(0)}),
+    *(("pallas", {"mask": m, "dtype": d}) for m in PARTS for d in (jnp.bfloat16, jnp.float32)),
+    ("pallas", {"D": 1024, "E": 1023, "options": DROPOUT}),
+    *(("mosaic", {"mask": mask, "options": o}) for mask in PARTS for o in ({}, DROPOUT)),
+    *(("mosaic", {"D": width, "E": 16, "options": DROPOUT}) for width in (1, 128, 288)),
+    ("blocked", {"options": DROPOUT | PRECISION}),
+]
+REFUSED = [
+    ("cudnn", {"dtype": jnp.float32}, "float16 or bfloat16, not float32"),
+    ("cudnn", {"D": 257, "E": 257}, "256 on this GPU, not 257 and 257"),
+    ("cudnn", {"E": 264}, "256 on this GPU, not 64 and 264"),
+    ("cudnn", {"biased": True, "D": 254}, "not 257 and 64"),
+    ("cudnn", {"T": 7, "mask": Mask.causal(OFFSET)}, "even lengths"),
+    ("cudnn", {"S": 7, "mask": Mask.causal(OFFSET)}, "even lengths"),
+    ("splash", {"dtype": jnp.float16}, "not float16"),
+    ("splash", {"D": 1022, "biased": True}, "no wider than 1024, not 1025 and 64"),
+    ("splash", {"mask": Mask.local(1, 2, OFFSET)}, "without an offset"),
+    ("splash", {"mask": Mask.causal(OFFSET)}, "without an offset"),
+    ("splash", {"S": 5, "mask": Mask.local(2)}, "each query has a key in it"),
+    ("pallas", {"dtype": jnp.float16}, "not float16"),
+    ("pallas", {"key_dtype": "float32"}, "not bfloat16, float32"),
+    ("pallas", {"D": 1031}, "no wider than 1024, not 1031"),
+    ("pallas", {"E": 1024, "options": DROPOUT}, "not 64 and 1025"),
+    ("mosaic", {"key_dtype": "float32"}, "bfloat16, not float32"),
+    ("mosaic", {"E": 24}, "not values 24 and queries 64 wide"),
+    ("mosaic", {"E": 272}, "not values 272 and queries 64 wide"),
+    ("mosaic", {"D": 1024}, "not values 64 and queries 1024 wide"),
+    *((name, {"options": DROPOUT}, "dropout") for name in ("cudnn", "splash")),
+    *((name, {"options": SOWING}, "weights to sow") for name in ("cudnn", "splash", "blocked")),
+    *((name, {"options": PRECISION}, "precision") for name in PLATFORMS if name != "blocked"),
+    *((name, {"mask": DENSE}, "dense array") for name in ("splash", "pallas", "mosaic")),
+]
+
+
+def test_what_engines_take(device):
     """Docstring of `engines`, row by row."""
-    found = refusal(**call)
-    assert found is None if reason is None else reason in found
+    for name, call in TAKEN:
+        device(PLATFORMS[name])
+        assert refusal(name, **call) is None, (name, call)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_head_widths_before_hopper(monkeypatch):
+def test_what_engines_refuse(device):
+    for name, call, reason in REFUSED:
+        device(PLATFORMS[name])
+        assert reason in str(refusal(name, **call)), (name, call)
+    for name in PLATFORMS.keys() - {"blocked"}:
+        device("cpu")
+        assert "this is cpu" in refusal(name)
+    for name, platform in (("pallas", "tpu"), ("mosaic", "gpu")):
+        device(platform)
+        with jax.enable_x64(True):
+            assert "64" in refusal(name, dtype=jnp.float64)
+
+
+def test_gpus_that_engines_refuse(device):
     for capability in (8.9, None):
-        monkeypatch.setattr(cudnn, "gpu_capability", lambda c=capability: c)
+        device("gpu", capability)
         assert refusal(D=128, E=128) is None
         assert "128 on this GPU, not 136 and 64" in refusal(D=136)
+    assert refusal("mosaic") is None
+    for capability in (8.0, 10.0):
+        device("gpu", capability)
+        assert f"9.0 (Hopper), not {capability}" in refusal("mosaic")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -137,18 +198,11 @@ def test_what_cudnn_needs_beside_a_gpu(monkeypatch):
     assert engines.attend(*arrays(), None, Mask(), Options())[2] == "xla"
 
 
-MASKS = {
-    "window": Mask.local(2, 1),
-    "window & causal": Mask.local(2, 1) & Mask.causal(),
-    "window & offset": Mask.local(2) & Mask.causal(jnp.array([2, -3])),
-    "window, offset": Mask.local(1, 0, jnp.array([2, -3])) & Mask.causal(),
-    "lengths": Mask.lengths(jnp.array([0, 5])),
+MASKS = parts(8, 8) | {
     "lengths beyond the keys": Mask.lengths(jnp.array([-1, 11])),
     "lengths & causal": Mask.lengths(6) & Mask.causal() & Mask.local(3),
     "window beyond the lengths": Mask.lengths(2) & Mask.causal() & Mask.local(3),
     "an example empty": Mask.padding(jnp.ones((B, 8), bool).at[0].set(False)),
-    "segments": Mask.segments(jnp.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 2, 2, 3, 3, 3, 3]])),
-    "causal & padding": Mask.causal() & Mask.padding(jnp.ones((B, 8), bool).at[0, 6:].set(False)),
     "[B, 1, 1, S]": Mask.array(normal(3, B, 1, 1, 8) > -0.5),
     "[B, H, T, S]": Mask.array(normal(3, B, 4, 8, 8) > -0.5),
 }
@@ -261,7 +315,7 @@ def test_choices_tell_what_ran(case, caplog):
     x = normal(1, B, 4, case.width)
     module = case.module()
     params = {"params": random_parameters(module, x)}
-    engines.tell.cache_clear()
+    engines.log_once.cache_clear()
     with caplog.at_level(logging.INFO, "mhe_jax.attention"), engines.recording():
         for _ in range(2):  # traced anew each time
             jax.eval_shape(lambda params, x: module.apply(params, x), params, x)
@@ -276,13 +330,14 @@ def test_choices_tell_what_ran(case, caplog):
 def test_choices_are_those_of_their_recording():
     """Each once, in the order they were made; what was made elsewhere is not there."""
     engines.record_choice("mha", "xla")
-    with engines.recording() as all_made:
-        with engines.recording():
+    with engines.recording() as outer:
+        with engines.recording() as made:
             for choice in ("shared on xla", "folded on xla", "shared on xla"):
                 engines.record_choice("mhe_add", choice)
             assert choices() == {"mhe_add": "shared on xla, folded on xla"}
         engines.record_choice("mha", "xla")
-    assert all_made == {"mhe_add": ["shared on xla", "folded on xla"], "mha": ["xla"]}
+    assert (outer, choices()) == ({"mha": ["xla"]}, {})
+    assert made == {"mhe_add": ["shared on xla", "folded on xla"]}
 
 
 DROPPED = Options(dropout_rate=0.4, dropout_rng=jax.random.key(3), broadcast_dropout=False)

@@ -23,7 +23,6 @@ from attention_cases import (
     normal,
     random_parameters,
 )
-from flax import nnx
 
 from mhe_jax.attention import KINDS, Mask, MultiHeadAttention
 from mhe_jax.config import FIELDS_OF_KINDS
@@ -296,11 +295,3 @@ def test_what_a_decoding_call_means_does_not_depend_on_identity(case):
     for output, after in found:
         assert_close(output, wanted)
         np.testing.assert_array_equal(after["cache"]["cache_index"], [T] * B)
-
-
-@pytest.mark.parametrize("case", [Case("mhe_mul"), Case("tpa")], ids=str)
-def test_a_kind_in_nnx_does_what_it_does_in_linen(case):
-    module, x = case.module(), normal(1, B, T, case.width)
-    bridge = nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)
-    params = nnx.to_pure_dict(nnx.state(bridge, nnx.Param))
-    np.testing.assert_array_equal(bridge(x), module.apply({"params": params}, x))

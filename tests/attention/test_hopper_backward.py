@@ -1,4 +1,4 @@
-"""The backward kernel for Hopper: emulated, interpreted, on a made machine, and lowered."""
+"""The backward kernel for Hopper: emulated, on a made machine, and lowered."""
 
 import functools
 
@@ -10,57 +10,42 @@ import numpy as np
 import pytest
 from attention_cases import normal
 
+from mhe_jax.attention import Mask
+
 hopper = pytest.importorskip(
     "mhe_jax.attention.engines.shared.hopper_backward",
     reason="this JAX has no Mosaic GPU",
     exc_type=ImportError,
 )
-from mhe_jax.attention.engines.shared import hopper_blocks  # noqa: E402
+from mhe_jax.attention.engines.shared import hopper_forward  # noqa: E402
 
 N, T, S, D, X, VALUES, KEYS, SCALE = 2, 256, 384, 64, 192, 128, 128, 0.3
-MASKS = [
-    "none", "causal", "window", "causal, no keys", "ids", "bits", "causal, ids",
-    "window, ids, bits",
-]  # fmt: skip
+# In the second row bounds are 3 later, so that rows differ.
+LATER = jnp.array([0, 3])
+LENGTHS = [70, 130, 56], [41, 290, 53]
+IDS = Mask.segments(*(np.repeat([[1, 2, 3]] * N, lengths, axis=1) for lengths in LENGTHS))
+CAUSAL, WINDOW = Mask.causal(LATER), Mask.local(37, 5, LATER)
+# The mask, and whether dropout keeps a part.
+MASKS = {
+    "none": (Mask(), False),
+    "causal": (CAUSAL, False),
+    "window": (WINDOW, False),
+    "causal, no keys": (Mask.causal(jnp.array([-67, -200])), False),
+    "ids": (IDS, False),
+    "bits": (Mask(), True),
+    "causal, ids": (CAUSAL & IDS, False),
+    "window, ids, bits": (WINDOW & IDS, True),
+}
 
 
-def visible(name):
-    """In the second row bounds are 3 later, so that rows differ."""
-    parts, query, later = set(name.split(", ")), np.arange(T), 3 * np.arange(N)[:, None]
-    first, last = np.zeros((N, T), int), np.full((N, T), S - 1)
-    if "causal" in parts:
-        last = later + query
-    if "window" in parts:
-        first, last = later + query - 37, later + query + 5
-    if "no keys" in parts:
-        none = query % 128 < 67
-        first, last = np.where(none, S, first), np.where(none, -1, last)
-    bounded = bool(parts & {"causal", "window", "no keys"})
-    ids = [
-        np.repeat([[1, 2, 3]] * N, lengths, axis=1) for lengths in ([70, 130, 56], [41, 290, 53])
-    ]
-    key, seen = np.arange(S), np.ones((N, T, S), bool)
-    if bounded:
-        seen &= (first[..., None] <= key) & (key <= last[..., None])
-    if "ids" in parts:
-        seen &= ids[0][..., None] == ids[1][:, None]
-    blocks = np.any(seen.reshape(N, T // 128, 128, S), axis=2)
-    least, most = (x.reshape(N, T // 128, 128) for x in (first, last))
-    ranges = blocks.argmax(-1), S - blocks[..., ::-1].argmax(-1), least.max(-1), most.min(-1) + 1
-    bits = np.random.default_rng(7).integers(-(2**31), 2**31, (N, S // 32, T))
-    given = (
-        np.stack([first, last], 1) if bounded else None,
-        ids if "ids" in parts else None,
-        np.stack(ranges, -1) if bounded or "ids" in parts else None,
-        bits if "bits" in parts else None,
-    )
-    bounds, ids, ranges, bits = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), given)
-    return hopper_blocks.Visible(bounds, ids, ranges, bits)
+def visible_of(name):
+    mask, dropout = MASKS[name]
+    return emulated.visible_of(mask, (N, T, S), dropout)
 
 
 def arrays(name) -> list:
     """Quarters, whose products are exact in any order, and the maxima of the forward pass."""
-    shapes, seen = ((N, T, D), (N, S, D), (N, T, X), (N, S, X)), visible(name)
+    shapes, (seen, *_) = ((N, T, D), (N, S, D), (N, T, X), (N, S, X)), visible_of(name)
     quarters = [np.rint(4 * normal(i, *shape)) / 4 for i, shape in enumerate(shapes)]
     given = [jnp.asarray(x, jnp.bfloat16) for x in quarters]
     s = jnp.einsum("ntd,nsd->nts", *given[:2], preferred_element_type=jnp.float32)
@@ -73,13 +58,8 @@ def test_emulated(name):
     """E and dS to their rounding to bfloat16."""
     given = arrays(name)
     q, k, dsums, columns, m = (np.asarray(x, np.float64) for x in given[:5])
-    seen = given[5]
-    sees = np.asarray(emulated.seen(seen, T, slice(0, S))) & np.ones((N, T, S), bool)
-    s = np.where(sees, np.einsum("ntd,nsd->nts", q, k) - m[..., None], -np.inf)
-    e, kept = np.exp(SCALE * s), np.ones((N, T, S))
-    if seen.bits is not None:
-        words = np.ascontiguousarray(np.asarray(seen.bits).swapaxes(1, 2))
-        kept = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
+    _, sees, kept = visible_of(name)
+    e = np.exp(SCALE * np.where(sees, np.einsum("ntd,nsd->nts", q, k) - m[..., None], -np.inf))
     of_values, of_others = (
         np.einsum("ntx,nsx->nts", dsums[..., part], columns[..., part])
         for part in (slice(VALUES), slice(VALUES, X))
@@ -89,13 +69,13 @@ def test_emulated(name):
         np.testing.assert_allclose(np.float64(got), want, rtol=2**-7, atol=1e-30)
 
 
-def check(name, cluster, slots, monkeypatch, rows=N, **how):
+def check(name, cluster, slots, monkeypatch):
     """`slots` are fewer than the steps, so that each is used again."""
     room = 2 * 128 * KEYS + slots * 2 * (128 + KEYS) * 64
     monkeypatch.setattr(hopper, "SHARED_BYTES", room)
     sizes = hopper.Sizes(SCALE, VALUES, KEYS, cluster)
-    given = jax.tree.map(lambda x: x[:rows], arrays(name))
-    found = hopper.products(sizes, *given, **how)
+    given = arrays(name)
+    found = hopper.products(sizes, *given)
     for got, want in zip(found, emulated.products(sizes, *given), strict=True):
         np.testing.assert_array_equal(np.float32(got), np.float32(want))
 
@@ -111,15 +91,19 @@ def check(name, cluster, slots, monkeypatch, rows=N, **how):
 )
 def test_on_a_machine(name, cluster, slots, monkeypatch):
     """In an order that is drawn of what may happen in any order; tiles that are seen are loaded."""
-    machine = hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed=slots)
+    machine = hopper_machine.install(monkeypatch, hopper, hopper_forward, seed=slots)
     check(name, cluster, slots, monkeypatch)
-    seen = emulated.seen(visible(name), T, slice(0, S)) & np.ones((N, T, S), bool)
-    tiles = seen.reshape(N, -1, 128 * cluster, S // KEYS, KEYS).any((2, 4)).sum()
+    visible, *_ = visible_of(name)
+    first, end = np.zeros((N, T // 128)), np.full((N, T // 128), S)
+    if visible.ranges is not None:
+        first, end = np.asarray(visible.ranges)[..., :2].swapaxes(0, 2).swapaxes(1, 2)
+    first, end = first.reshape(N, -1, cluster).min(2), end.reshape(N, -1, cluster).max(2)
+    tiles = (np.ceil(end / KEYS) - first // KEYS).sum()
     assert machine.loaded == tiles * (D + X) * 2 * (128 * cluster + KEYS)
 
 
 def test_one_slot_is_too_few(monkeypatch):
-    hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed=0)
+    hopper_machine.install(monkeypatch, hopper, hopper_forward, seed=0)
     with pytest.raises(hopper_machine.Fault, match="nothing can go on"):
         check("none", 2, 1, monkeypatch)
 
@@ -130,7 +114,7 @@ def test_one_slot_is_too_few(monkeypatch):
 @pytest.mark.parametrize("name", ["none", "window, ids, bits"])
 def test_it_lowers(name, D, X, keys, cluster):
     """As far as a program for a GPU can be made where neither a GPU nor its plug-in is."""
-    seen, S = visible(name), 512
+    (seen, *_), S = visible_of(name), 512
     if seen.bits is not None:
         seen = seen._replace(bits=jnp.zeros((N, S // 32, T), jnp.int32))
         seen = seen._replace(ids=(seen.ids[0], jnp.zeros((N, S), jnp.int32)))

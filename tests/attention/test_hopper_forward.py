@@ -1,7 +1,4 @@
-"""The forward kernel for Hopper: emulated, interpreted and lowered; no GPU runs it."""
-
-import dataclasses
-import types
+"""The forward kernel for Hopper: emulated, on a made machine, and lowered; no GPU runs it."""
 
 import emulated
 import hopper_machine
@@ -10,61 +7,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import normal
-from jax.experimental import pallas as pl
+
+from mhe_jax.attention import Mask
 
 hopper = pytest.importorskip(
     "mhe_jax.attention.engines.shared.hopper_forward",
     reason="this JAX has no Mosaic GPU",
     exc_type=ImportError,
 )
-from mhe_jax.attention.engines.shared import hopper_blocks  # noqa: E402
 
 N, T, S, D = 2, 256, 384, 64
-MASKS = (
-    "none", "lengths", "causal", "offsets", "window", "wide window", "padding", "segments",
-    "causal segments", "a query without keys", "holes",
-)  # fmt: skip
+
+
+def masks(n, T, S):
+    """Of n rows, which differ."""
+    query, key = np.arange(T)[None], np.arange(S)[None]
+    return {
+        "none": Mask(),
+        "lengths": Mask.lengths([S - 84, 0][:n]),
+        "causal": Mask.causal(),
+        "offsets": Mask.causal(jnp.array([120, 131][:n])),
+        "window": Mask.local(37, 3),
+        "wide window": Mask.local(211, 3),
+        "padding": Mask.padding(key % 7 != 3),
+        "segments": Mask.segments(query // 61, key // 61),
+        "causal segments": Mask.segments(query // 61, key // 61) & Mask.causal(),
+        "queries without keys": Mask.causal(jnp.array([-5, -70][:n])),
+        "holes": Mask.segments(np.where(query % 3, 0, 9), 0 * key),
+    }
 
 
 def visible_of(mask: str, dropout: bool = False, shape=(N, T, S)):
-    """What `mask` lets queries see, and the booleans [N, T, S] that say so, and what is kept."""
-    n, T, S = shape
-    t, j = np.arange(T)[None, :, None], np.arange(S)[None, None]
-    first, last = np.zeros((n, T, 1), int), np.full((n, T, 1), S - 1)
-    of_queries, of_keys = np.zeros((n, T)), np.zeros((n, S))
-    if mask == "lengths":
-        last[:] = np.array([S - 84, 0])[:n, None, None]
-    if "causal" in mask:
-        last[:] = t
-    if mask == "offsets":
-        last[:] = np.minimum(t + np.array([120, 131])[:n, None, None], S - 1)
-    if "window" in mask:
-        first[:], last[:] = np.maximum(t - (211 if mask == "wide window" else 37), 0), t + 3
-    if mask == "padding":
-        of_keys[:] = np.arange(S) % 7 == 3
-    if "segments" in mask:
-        of_queries[:], of_keys[:] = np.arange(T) // 61, np.arange(S) // 61
-    if mask == "a query without keys":
-        first[:, 5], last[:, 5], last[:, 140] = 0, -1, 200
-    if mask == "holes":
-        of_queries[:, ::3] = 9
-    bounded = (first <= j) & (j <= last)
-    seen = bounded & (of_queries[:, :, None] == of_keys[:, None])
-    tiles = (n, T // 128, 128)
-    lows, highs = first.reshape(tiles), last.reshape(tiles)
-    ranges = lows.min(2), highs.max(2) + 1, lows.max(2), highs.min(2) + 1
-    words = np.random.default_rng(7).integers(0, 2**32, (n, S // 32, T), np.uint64)
-    kept = words[:, np.arange(S) // 32] >> (np.arange(S, dtype=np.uint64) % 32)[None, :, None] & 1
-    numbers = jnp.asarray(of_queries, jnp.int32), jnp.asarray(of_keys, jnp.int32)
-    visible = hopper.Visible(
-        bounds=None
-        if bounded.all()
-        else jnp.asarray(np.stack([first, last], 1)[..., 0], jnp.int32),
-        ids=numbers if of_queries.any() or of_keys.any() else None,
-        ranges=None if seen.all() else jnp.asarray(np.stack(ranges, -1), jnp.int32),
-        bits=jnp.asarray(words.astype(np.uint32).view(np.int32)) if dropout else None,
-    )
-    return visible, seen, kept.swapaxes(1, 2) if dropout else np.ones_like(seen)
+    return emulated.visible_of(masks(*shape)[mask], shape, dropout)
 
 
 def sizes_for(blocks, dropout=False, chunks=1, heads=2, width=32):
@@ -115,7 +89,7 @@ def reference(sizes, q, k, columns, weights, powers, seen, kept):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", masks(N, T, S))
 def test_numbers(mask, dropout):
     """The kernel's arithmetic against float64: E is rounded to bfloat16, and nothing else."""
     visible, seen, kept = visible_of(mask, dropout)
@@ -137,86 +111,11 @@ def test_numbers(mask, dropout):
     assert (np.asarray(d).swapaxes(1, 2)[none] == 1).all()
 
 
-class Accumulator:
-    """Registers that products add up in."""
-
-    def __init__(self, shape, dtype):
-        self.value = jnp.zeros(shape, dtype)
-
-    @classmethod
-    def init(cls, value):
-        made = cls((), value.dtype)
-        made.value = value
-        return made
-
-    def __getitem__(self, index):
-        return self.value
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """The kernel in JAX's interpreter, with what that has not: products, layouts, loads."""
-    params = pytest.importorskip(
-        "jax._src.pallas.mosaic_gpu.interpret.params", reason="this JAX has no such interpreter"
-    )
-    races = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call")
-
-    commit_smem = hopper.gpu.commit_smem
-
-    def read(x):
-        *others, last = getattr(x, "transforms", [None])
-        if not hasattr(last, "permutation"):
-            return x[...]
-        # The interpreter of JAX 0.10 waits for ever where it is to transpose.
-        return dataclasses.replace(x, transforms=tuple(others))[...].T
-
-    def wgmma(accumulator, a, b):
-        accumulator.value += jnp.dot(read(a), read(b), preferred_element_type=jnp.float32)
-        # A product reads as copies write, with no fence between; these reads here do not.
-        commit_smem()
-
-    def run_state(f):
-        def run(accumulators):
-            f(accumulators)
-            return [each.value for each in accumulators]
-
-        return run
-
-    def patched(module, **others):
-        own = {name: getattr(module, name) for name in dir(module)}
-        return types.SimpleNamespace(**(own | others))
-
-    gpu = patched(
-        hopper.gpu,
-        ACC=Accumulator,
-        wgmma=wgmma,
-        layout_cast=lambda x, layout: x,
-        broadcasted_iota=lambda *how, layout: jax.lax.broadcasted_iota(*how),
-        load=lambda ref, *index, layout, optimized: ref[...],
-    )
-    monkeypatch.setattr(hopper_blocks, "gpu", gpu)
-    monkeypatch.setattr(hopper, "gpu", gpu)
-    run_scoped = lambda f, accumulator: f(accumulator)  # noqa: E731
-    monkeypatch.setattr(hopper, "pl", patched(pl, run_state=run_state, run_scoped=run_scoped))
-
-    def run(*call):
-        found = hopper.forward(*call, interpret=params.InterpretGPUParams(detect_races=True))
-        assert not races.get_races().races_found
-        return found
-
-    return run
-
-
-def test_interpreted(interpreted):
-    """Who waits for whom, and what is read where, fences too."""
-    check(interpreted, "offsets", (64, 2, 1), (1, 128, 192), dropout=True)
-
-
-def check(run, mask, blocks, shape, dropout, **more):
+def check(mask, blocks, shape, dropout, **more):
     visible, *_ = visible_of(mask, dropout, shape)
     sizes = sizes_for(blocks, dropout, **more)
     given = arrays(sizes, shape, grid=4)
-    found = run(sizes, *given, visible)
+    found = hopper.forward(sizes, *given, visible)
     sizes = sizes._replace(keys=64) if visible.ids else sizes  # as it takes them
     high, low, *rest = emulated.forward(sizes, *given, visible)
     np.testing.assert_allclose(
@@ -242,20 +141,20 @@ def check(run, mask, blocks, shape, dropout, **more):
         ("lengths", False, (128, 2, 2), (2, 128, 384), {}),
         ("offsets", True, (64, 3, 3), (2, 128, 384), {}),
         ("causal segments", False, (128, 2, 2), (1, 256, 384), {}),
-        ("a query without keys", False, (64, 2, 2), (1, 256, 256), {}),
+        ("queries without keys", False, (64, 2, 2), (1, 256, 256), {}),
         ("holes", True, (64, 2, 2), (1, 128, 192), {}),
     ],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.rest) for n in (1, 2))])
 def test_on_a_machine(mask, dropout, blocks, shape, more, seed, monkeypatch):
     """In an order that is drawn of what may happen in any order."""
-    hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed)
-    check(hopper.forward, mask, blocks, shape, dropout, **more)
+    hopper_machine.install(monkeypatch, hopper, seed=seed)
+    check(mask, blocks, shape, dropout, **more)
 
 
 def test_small_denominators_of_large_values(monkeypatch):
     """Neither of the output's factors, 1 / d and a power of two, overflows before the other."""
-    hopper_machine.install(monkeypatch, hopper, hopper_blocks, seed=0)
+    hopper_machine.install(monkeypatch, hopper, seed=0)
     sizes = sizes_for((64, 2, 2))
     shape = 1, 128, 128
     q, k, columns, weights, powers = arrays(sizes, shape, grid=4)
@@ -301,13 +200,6 @@ def test_sizes(shape):
         blocks = sizes.key_slots * D + sizes.column_slots * (columns + sizes.weights)
         assert 2 * (128 * D + sizes.keys * blocks) + 200 <= 232448
         assert sizes.keys == 64 or keep == 1
-
-
-def test_products_of_a_pair():
-    """Multiplied and added up for a query and a key: no more than by `mha`, 4 · 8 · 128."""
-    D, sizes = 128, hopper.sizes_of(0.3, 1.0, 128, 8, 128)
-    columns = sizes.heads * sizes.width + sizes.weights
-    assert 2 * sizes.chunks * (D + columns) <= 3300
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ hold whatever the numbers."""
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import (
@@ -184,27 +183,6 @@ def test_large_scores_stay_finite(case):
     call, q, k = ready(case)
     found = call(100 * q, 100 * k, np.arange(S) != 1)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
-
-
-FEW_KINDS = "mha", "mhe_mul-folded", "mva-shared", "mla-absorbed", "tpa-factored"
-
-
-@pytest.mark.parametrize("case", [c for c in BATTERY if str(c) in FEW_KINDS], ids=str)
-def test_calls_of_nothing(case):
-    """No example, no query, no key: the output of no heads; gradients are traced."""
-    module = case.module()
-    params = random_parameters(module, normal(1, B, S, case.width))
-
-    def both(params, q, k):
-        output, pull = jax.vjp(lambda *a: module.apply({"params": a[0]}, *a[1:]), params, q, k)
-        return output, *pull(output)
-
-    for of_q, of_k in (((0, 37), (0, 41)), ((B, 0), (B, 41)), ((B, 37), (B, 0))):
-        q, k = (jnp.ones((*size, case.width)) for size in (of_q, of_k))
-        traced = jax.eval_shape(both, params, q, k)
-        assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, (q, params, q, k))
-    output = jax.jit(module.apply)({"params": params}, q, k)
-    np.testing.assert_array_equal(output, np.broadcast_to(params["out"]["bias"], output.shape))
 
 
 @every_grouping

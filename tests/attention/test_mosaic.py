@@ -62,16 +62,18 @@ def rounded(f, *given):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
-    ("name", "heads", "groups", "pairs", "rate"),
+    ("engine", "name", "heads", "groups", "pairs", "rate"),
     [
-        ("none", 1, 1, mosaic.PAIRS, RATE),
-        ("nothing of one", 6, 2, mosaic.PAIRS, RATE),
-        ("window, offset", 1, 1, 1, RATE),
-        ("segments of all", 3, 1, mosaic.PAIRS, 0.0),
-        ("all of them", 6, 2, 1, 0.0),
+        (mosaic, "none", 1, 1, mosaic.PAIRS, RATE),
+        (mosaic, "nothing of one", 6, 2, mosaic.PAIRS, RATE),
+        (mosaic, "window, offset", 1, 1, 1, RATE),
+        (mosaic, "segments of all", 3, 1, mosaic.PAIRS, 0.0),
+        (mosaic, "all of them", 6, 2, 1, 0.0),
+        (xla, "causal", 1, 1, None, 0.0),
+        (xla, "padding", 6, 2, None, RATE),
     ],
 )
-def test_output_and_gradients(name, heads, groups, pairs, rate, monkeypatch):
+def test_output_and_gradients(engine, name, heads, groups, pairs, rate, monkeypatch):
     """Errors against float64 are at most twice those of an ordinary softmax in bfloat16."""
     monkeypatch.setattr(mosaic, "PAIRS", pairs)
     *given, cotangent = arrays(heads, groups)
@@ -80,7 +82,7 @@ def test_output_and_gradients(name, heads, groups, pairs, rate, monkeypatch):
     allowed = np.ones((1, 1, 1, 1), bool) if allowed is None else np.asarray(allowed)
     kept = kept_by_words(KEY, rate, B, T, S)[:, None] / (1 - rate) if rate else 1.0
     wanted = wanted_of(given, cotangent, mask, kept)
-    ours = run(mosaic.attend, mask, options, (cotangent,), *given)
+    ours = run(engine.attend, mask, options, (cotangent,), *given)
     usual = rounded(functools.partial(plain, kept=kept), cotangent, *given, allowed)
     for got, ordinary, want in zip(ours, usual, wanted, strict=True):
         error, other = (np.sqrt(((np.float64(x) - want) ** 2).mean()) for x in (got, ordinary))
@@ -154,71 +156,13 @@ def test_what_kernels_skip(name):
             assert (first, end) == (seen[0], seen[-1] + 1)
 
 
-@pytest.fixture
-def gpu(monkeypatch):
+@pytest.mark.usefixtures("kernels")
+def test_it_is_taken_where_it_is_asked_for_alone(monkeypatch):
     monkeypatch.setattr(mosaic, "platform", lambda: "gpu")
     monkeypatch.setattr(mosaic, "gpu_capability", lambda: 9.0)
-    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
-
-
-def refusal(mask=None, options=None, dtype=jnp.bfloat16, width=D, features=E):
-    *given, b, _ = arrays(1)
-    q, k, v = (x.astype(dtype) for x in given)
-    q, k = (jnp.zeros((*x.shape[:3], width), dtype) for x in (q, k))
-    v = jnp.zeros((*v.shape[:3], features), dtype)
-    return mosaic.refusal(q, k, v, b, mask or Mask(), options or Options())
-
-
-def test_device():
-    assert refusal() == "needs an NVIDIA GPU, this is cpu"
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("width", [1, 64, 128, 288])
-def test_calls_it_takes(width):
-    for mask in MASKS.values():
-        for rate in (0.0, 0.1):
-            assert refusal(mask, Options(rate, KEY), width=width) is None
-
-
-@pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        ({"dtype": jnp.float32}, "needs bfloat16, not float32"),
-        ({"features": 24}, "not values 24 and queries 11 wide"),
-        ({"features": 272}, "not values 272 and queries 11 wide"),
-        ({"width": 1024}, "not values 16 and queries 1024 wide"),
-        ({"options": Options(precision="highest")}, "has no precision setting"),
-        ({"mask": Mask.array(jnp.ones((1, 1, 1, S)))}, "not a dense array"),
-    ],
-)
-def test_calls_it_refuses(call, reason):
-    assert reason in refusal(**call)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_numbers_of_64_bits():
-    with jax.enable_x64(True):
-        assert refusal() == "needs jax_enable_x64 off"
-
-
-@pytest.mark.usefixtures("gpu")
-def test_machines_it_refuses(monkeypatch):
-    for capability in (8.0, 10.0):
-        monkeypatch.setattr(mosaic, "gpu_capability", lambda c=capability: c)
-        assert refusal() == f"needs a GPU of compute capability 9.0 (Hopper), not {capability}"
-    monkeypatch.setattr(mosaic, "gpu_capability", lambda: None)
-    assert refusal() is None
-    monkeypatch.setattr(jax, "__version_info__", (*mosaic.UNTRIED_JAX, 0))
-    assert refusal().startswith("needs jax before ")
-
-
-@pytest.mark.usefixtures("gpu", "kernels")
-def test_it_is_taken_where_it_is_asked_for_alone():
     *given, _ = arrays(1)
-    assert engines.attend_shared(*given, Mask(), Options())[2] == "xla"
-    assert engines.attend_shared(*given, Mask(), Options(), "mosaic")[2] == "mosaic"
+    assert engines.attend(*given, Mask(), Options(), form="shared")[2] == "xla"
+    assert engines.attend(*given, Mask(), Options(), "mosaic", form="shared")[2] == "mosaic"
 
 
 @pytest.mark.usefixtures("kernels")

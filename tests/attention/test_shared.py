@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from attention_cases import f64, kept_by_words, normal, on_mesh, parts
 
-from mhe_jax.attention import Mask, make_attention
-from mhe_jax.attention.engines import Options, attend_shared, blocks
-from mhe_jax.attention.engines.shared import factored, one_product
-from mhe_jax.attention.engines.shared import xla as shared
+from mhe_jax.attention import Mask
+from mhe_jax.attention.engines import Options, attend, blocks, shared
+from mhe_jax.attention.engines.shared import xla
 
 B, T, S, G, R, D, E = 2, 37, 41, 2, 3, 11, 13
 H = G * R
@@ -61,7 +60,7 @@ def run(mask, *given, options=None):
     *given, cotangent = given
     if options is None:
         sizes = blocks.BLOCK, blocks.GPU_BLOCK, blocks.BAND
-        return _run((*sizes, blocks.platform, one_product.takes), mask, cotangent, *given)
+        return _run((*sizes, blocks.platform, xla.takes_one_product), mask, cotangent, *given)
 
     @jax.jit
     def output_and_gradients(cotangent, *given):
@@ -76,7 +75,7 @@ def _run(settings, mask, cotangent, *given):
 
 
 def _output_and_gradients(mask, options, cotangent, *given):
-    output, pull = jax.vjp(lambda *a: shared.attend(*a, mask, options, scale=D**-0.5)[0], *given)
+    output, pull = jax.vjp(lambda *a: xla.attend(*a, mask, options, scale=D**-0.5)[0], *given)
     return output, pull(cotangent)
 
 
@@ -99,11 +98,11 @@ def way(request, monkeypatch):
             monkeypatch.setattr(blocks, name, 16)
     if request.param == "one product":
         monkeypatch.setattr(blocks, "platform", lambda: "gpu")
-        monkeypatch.setattr(one_product, "takes", without_dropout)
+        monkeypatch.setattr(xla, "takes_one_product", without_dropout)
 
 
-def without_dropout(static, q):
-    return static.keep == 1
+def without_dropout(query, options):
+    return options.dropout_rate == 0
 
 
 @pytest.mark.usefixtures("way")
@@ -126,8 +125,8 @@ def fits(given, mask=None):
     q, k, v, b = map(jnp.asarray, given)
     static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(mask or Mask())
     v = v[:, :, jnp.arange(H) // (H // v.shape[2])]
-    values = factored.values_of(q[:, :, 0], v, b, seen)
-    return factored.fits(static, q[:, :, 0], v, values, b, seen)
+    values = shared.values_of(q[:, :, 0], v, b, seen)
+    return shared.fits(static, q[:, :, 0], v, values, b, seen)
 
 
 @jax.jit
@@ -221,8 +220,11 @@ def test_a_value_that_its_feature_hides_is_not_lost():
     np.testing.assert_allclose(output[:, :10, :, 1:], 2.0**-30, rtol=1e-5)
 
 
-def test_a_key_that_nobody_sees_may_have_any_value():
+def test_a_key_that_nobody_sees_may_be_of_any_size():
+    """Its value, score and bias do not touch the others."""
     q, k, v, b = arrays(spread=50.0)
+    k[0, -9:] *= 1e3
+    b[0, -9:] += 1e3
     v *= 1e-20
     v[0, -9:] = 1e38
     assert max(errors(DENSE["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
@@ -265,7 +267,7 @@ def of_saturated_rows(attend, dtype, spread, heads):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_saturated_queries_have_no_gradient(dtype, spread, heads):
     """But for sums of float32 that cancel, whatever the type."""
-    mine, others = of_saturated_rows(shared.attend, dtype, spread, heads)
+    mine, others = of_saturated_rows(xla.attend, dtype, spread, heads)
     assert mine <= np.finfo(np.float32).eps * others
 
 
@@ -290,21 +292,13 @@ def test_where_the_bound_lies(bias, fit):
     assert bool(fits(given, Mask.padding(jnp.asarray(unseen))))
 
 
-def test_a_maximum_over_keys_that_are_not_seen_would_lose_everything():
-    """Scores and biases of a thousand at masked keys do not touch the others."""
-    q, k, v, b = arrays()
-    k[0, -9:] *= 1e3
-    b[0, -9:] += 1e3
-    assert max(errors(DENSE["padding"], (q, k, v, b), normal(9, B, T, H, E))) < 1e-5
-
-
 def test_scores_are_scaled_after_their_difference():
     """Scaled before, scores of 10^10 may differ from their own maximum by a rounding of 100."""
     sizes = 2.0**33 + 1024 * np.arange(20.0)
     key = np.stack([0 * sizes, sizes], 1)[..., None, None]
     value = np.broadcast_to(np.eye(2)[None, :, None], (20, 2, 1, 2))
     given = np.ones((20, 1, 1, 1)), key, value, np.zeros((20, 2, 1))
-    attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=0.3)
+    attend = functools.partial(xla.attend, mask=Mask(), options=Options(), scale=0.3)
     weights, _ = jax.jit(attend)(*(jnp.asarray(x, jnp.float32) for x in given))
     np.testing.assert_array_equal(weights[:, 0, 0], np.tile([0.0, 1.0], (20, 1)))
 
@@ -328,27 +322,42 @@ def test_dropout(broadcast, spread):
     kept = kept_by_words(key, rate, rows, T, S)[:, None] / (1 - rate)
     given, cotangent = arrays(spread=spread), normal(9, B, T, H, E)
     worst = errors(Mask(), given, cotangent, kept=kept, options=options)
-    if spread > factored.MAX_SPREAD:  # gradients of saturated scores are sums that cancel
+    if spread > shared.MAX_SPREAD:  # gradients of saturated scores are sums that cancel
         worst = worst[0], worst[3]
     assert max(worst) < 1e-5
 
 
 def test_who_takes_a_call_on_a_gpu(monkeypatch):
-    """`one_product` would leave dropout out."""
+    """One product would leave dropout out."""
     q = jnp.zeros((1, 2, 3), jnp.bfloat16)
-    kept, dropped = (blocks.Static(1.0, keep, None) for keep in (1.0, 0.7))
-    assert not one_product.takes(kept, q)
-    monkeypatch.setattr(one_product, "platform", lambda: "gpu")
-    assert one_product.takes(kept, q)
-    assert not one_product.takes(dropped, q)
-    assert not one_product.takes(kept, q.astype(jnp.float32))
+    assert not xla.takes_one_product(q, Options())
+    monkeypatch.setattr(xla, "platform", lambda: "gpu")
+    assert xla.takes_one_product(q, Options())
+    assert not xla.takes_one_product(q, Options(dropout_rate=0.3))
+    assert not xla.takes_one_product(q.astype(jnp.float32), Options())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "options"),
+    [
+        ("float16", Mask(), Options()),
+        ("float32", Mask.array(np.ones((1, H, T, S))), Options()),
+        ("float32", Mask(), Options(sow=print)),
+        ("float32", Mask(), Options(dropout_rate=0.1, broadcast_dropout=False)),
+    ],
+    ids=str,
+)
+def test_calls_that_differ_from_head_to_head(dtype, mask, options):
+    given = [jnp.asarray(x, dtype) for x in arrays()]
+    with pytest.raises(ValueError, match="cannot share scores"):
+        attend(*given, mask, options, form="shared")
 
 
 def test_groups_that_a_mesh_does_not_divide():
     """Two groups of four heads on four devices stay whole, though the heads could be split."""
     q, k, v, _ = arrays()
     given = q, k, v, normal(3, B, S, 4 * G)
-    attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=D**-0.5)
+    attend = functools.partial(xla.attend, mask=Mask(), options=Options(), scale=D**-0.5)
     wanted, _ = attend(*given)
     with on_mesh(1, 4):
         got, _ = jax.jit(attend)(*given)
@@ -362,35 +371,11 @@ def test_memory():
     *given, cotangent = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
 
     def both(cotangent, *given):
-        attend = functools.partial(shared.attend, mask=Mask(), options=Options(), scale=64**-0.5)
+        attend = functools.partial(xla.attend, mask=Mask(), options=Options(), scale=64**-0.5)
         return jax.vjp(lambda *a: attend(*a)[0], *given)[1](cotangent)
 
     program = jax.jit(both).lower(cotangent, *given).compile()
     assert program.memory_analysis().temp_size_in_bytes < 12 * length * length * 4 / 2
-
-
-def test_bfloat16_is_as_close_as_the_folded_form():
-    """Errors against float64 of the whole layer, at most 1.3 times those of 'folded'."""
-    x = normal(1, 2, 256, 64).astype(jnp.bfloat16).astype(jnp.float32)
-    how = {"use_bias": False, "force_fp32_for_softmax": True}
-    started = make_attention("mhe_add", num_heads=4, **how).init(jax.random.key(0), x)["params"]
-    runs = []
-    for form, dtype in (("folded", "float32"), ("folded", "bfloat16"), ("shared", "bfloat16")):
-        module = make_attention("mhe_add", num_heads=4, form=form, dtype=dtype, **how)
-        lowered = jax.jit(functools.partial(module.apply, mask=Mask.causal())).lower(
-            {"params": started}, x
-        )
-        # A CPU would leave roundings out, as no device with bfloat16 products does.
-        runs.append(lowered.compile({"xla_allow_excess_precision": False}))
-    for size, bar in ((0.02, 1.3), (0.5, 1.3), (2.0, 1.0)):
-        tables = (n for n in started if n.endswith("embedding"))
-        embeddings = {n: size * normal(i, *started[n].shape) for i, n in enumerate(tables)}
-        params = jax.tree.map(
-            lambda p: jnp.asarray(p, jnp.bfloat16).astype(jnp.float32), started | embeddings
-        )
-        exact, *outputs = (np.float64(run({"params": params}, x)) for run in runs)
-        folded, share = (np.sqrt(((o - exact) ** 2).mean()) for o in outputs)
-        assert share <= bar * folded, share / folded
 
 
 @pytest.mark.parametrize(("mask", "heads"), [("none", G), ("lengths", H)])
@@ -401,7 +386,7 @@ def test_one_query_needs_no_columns_of_all_keys(monkeypatch, mask, heads):
     cotangent = jnp.asarray(normal(7, B, 1, H, E))
 
     def run(q, k, v, b):
-        output, total, _ = attend_shared(q, k, v, b, mask, Options())
+        output, total, _ = attend(q, k, v, b, mask, Options(), form="shared")
         return output[:, :1], jnp.broadcast_to(total, (B, q.shape[1], 1, 1))[:, :1]
 
     def all_of(q):
@@ -410,7 +395,7 @@ def test_one_query_needs_no_columns_of_all_keys(monkeypatch, mask, heads):
         return output, total, of_q[:, :1], *others
 
     expected = jax.jit(lambda q: all_of(q))(q.repeat(2, 1))
-    monkeypatch.delattr(factored, "values_of")
+    monkeypatch.delattr(shared, "values_of")
     found = jax.jit(lambda q: all_of(q))(q)
     for x, z in zip(found, expected, strict=True):
         assert x.dtype == z.dtype
@@ -418,32 +403,24 @@ def test_one_query_needs_no_columns_of_all_keys(monkeypatch, mask, heads):
 
 
 def test_denominators_of_one_product_are_finer_than_its_type():
-    """With queries of 0 every E is 1: what is left is how exactly bfloat16 holds the weights."""
-    static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(Mask())
-    k, v = (jnp.asarray(normal(i, B, S, n), jnp.bfloat16) for i, n in ((2, D), (4, R * E)))
-    b = jnp.asarray(normal(3, B, S, R), jnp.float32)
-    q, v = jnp.zeros((B, T, D), jnp.bfloat16), v.reshape(B, S, R, E)
-    values = factored.values_of(q, v, b, seen)
-    _, _, found = jax.jit(functools.partial(one_product.forward, static))(q, k, values, b, seen)
-    w = np.exp(f64(b) - f64(b).max(1, keepdims=True)).sum(1)
-    np.testing.assert_allclose(f64(found), np.broadcast_to(w[:, None], found.shape), rtol=1e-5)
+    """Queries of 0, so that every E is 1, and values of 1: the bias has no gradient.
 
-
-def test_gradients_of_denominators_of_one_product_are_finer_than_its_type():
-    """Values of 1 and weights of powers of two: the output is 1 and the bias has no gradient."""
+    What is left is how exactly bfloat16 holds the weights, and gradients of denominators.
+    """
     static, seen = blocks.Static(1.0, 1.0, None), blocks.Seen(Mask())
-    q, k = jnp.zeros((B, T, D), jnp.bfloat16), jnp.ones((B, S, D), jnp.bfloat16)
-    v = jnp.ones((B, S, R, E), jnp.bfloat16)
-    powers = np.random.default_rng(4).integers(-5, 1, (B, S, R))
-    b = jnp.asarray(powers * np.log(2), jnp.float32)
-    values = factored.values_of(q, v, b, seen)
-    forward, gradient = (
-        jax.jit(functools.partial(f, static)) for f in (one_product.forward, one_product.gradient)
-    )
-    _, output, denominator = forward(q, k, values, b, seen)
+    forward, gradient = (jax.jit(functools.partial(f, static)) for f in xla.ONE_PRODUCT[:2])
+    q, k, v = (jnp.ones(x, jnp.bfloat16) for x in ((B, T, D), (B, S, D), (B, S, R, E)))
+    powers = np.random.default_rng(4).integers(-5, 1, (B, S, R)) * np.log(2)
+    for b in (normal(3, B, S, R), powers):
+        b = jnp.asarray(b, jnp.float32)
+        values = shared.values_of(q, v, b, seen)
+        output, (_, found) = kept = forward(0 * q, k, values, b, seen)
+        w = np.exp(f64(b))
+        wanted = (w / w.max(1, keepdims=True)).sum(1)[:, None]
+        np.testing.assert_allclose(f64(found), np.broadcast_to(wanted, found.shape), rtol=1e-5)
+    # Of weights that are powers of two all cancels: a third part of bfloat16 is under the rounding
+    # of float32, a second is not.
     cotangent = jnp.asarray(normal(5, B, T, R * E).reshape(output.shape), jnp.float32)
-    *_, db = gradient(q, k, values, b, seen, output, denominator, cotangent)
-    # All that cancels: a third part of bfloat16 is under the rounding of float32, a second is not.
-    w = np.exp(f64(b))
+    *_, db = gradient(0 * q, k, v, values, b, seen, kept[1], cotangent)
     size = np.abs(f64(cotangent)).sum((1, 3))[:, None] * w / w.sum(1, keepdims=True)
     assert (np.abs(f64(db)) < 2.0**-26 * size).all()

@@ -1,4 +1,4 @@
-"""The engine `splash`: interpreted here, and compiled for chips that are not here."""
+"""The engine `splash`, interpreted; test_tpu.py compiles it for chips that are not here."""
 
 import functools
 
@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import BATTERY, B, T, kernels_for_tpus, mask_for, normal, on_mesh, parts
+from attention_cases import BATTERY, B, T, mask_for, normal, on_mesh, parts
 from test_kinds import check
 
 from mhe_jax.attention import Mask, engines
-from mhe_jax.attention.engines import Options, is_saved, splash, xla
+from mhe_jax.attention.engines import Options, splash, xla
 from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
 
 # Heads that share keys, a key bias, one key head and narrower values.
@@ -121,21 +121,6 @@ def test_calls_of_nothing(sizes):
     assert not (total * jnp.ones((B, sizes[0], 4, 1))).any() or not sizes[0]
 
 
-def test_a_scanned_layer_saves_what_the_kernel_gives():
-    """The backward pass runs one kernel, and not that of the forward pass again."""
-
-    def layer(x, _):
-        return splash.attend(x, x, x, None, Mask.causal(), Options(), scale=0.4)[0], None
-
-    def kernels(policy):
-        scanned = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        run = jax.jit(jax.grad(lambda x: jax.lax.scan(scanned, x, None, length=3)[0].sum()))
-        traced = run.trace(jnp.ones((2, 128, 4, 8)))
-        return traced.lower(lowering_platforms=("tpu",)).as_text().count("@tpu_custom_call")
-
-    assert (kernels(is_saved), kernels(None)) == (2, 3)
-
-
 def test_on_a_mesh(monkeypatch):
     """Examples over `data`, heads over `tensor`: results are those of one device."""
     H, K = 8, 2
@@ -173,30 +158,6 @@ def test_on_a_mesh(monkeypatch):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1, np.abs(b).max()))
 
 
-REFUSALS = {
-    "not float16": ({"dtype": jnp.float16}, {}, Mask()),
-    "no wider than 1024, not 1025 and 6": ({"D": 1022, "biased": True}, {}, Mask()),
-    "dropout is not 0": ({}, {"dropout_rate": 0.1}, Mask()),
-    "no attention weights to sow": ({}, {"sow": print}, Mask()),
-    "no precision setting": ({}, {"precision": "highest"}, Mask()),
-    "not a dense array": ({}, {}, Mask.array(jnp.ones((5, 5)))),
-    "a window without an offset": ({}, {}, Mask.local(1, 2, jnp.zeros(B, int))),
-    "each query has a key in it": ({"T": 8}, {}, Mask.local(2)),
-    "without an offset": ({}, {}, Mask.causal(jnp.zeros(B, int))),
-}
-
-
-@pytest.mark.parametrize("phrase", REFUSALS)
-def test_refusals(phrase, monkeypatch):
-    fields, options, mask = REFUSALS[phrase]
-    fields = {"T": 5, "S": 5} | fields
-    bias = jnp.zeros((B, 5, 4)) if fields.pop("biased", False) else None
-    given = *call(**fields), bias, mask, Options(**options)
-    assert "this is cpu" in str(splash.refusal(*given))
-    monkeypatch.setattr(splash, "platform", lambda: "tpu")
-    assert phrase in str(splash.refusal(*given))
-
-
 @pytest.mark.usefixtures("interpreted")
 def test_auto_takes_it_for_long_calls_only():
     """A step of decoding has few scores, and a block of the kernel is 128 queries."""
@@ -209,20 +170,3 @@ def test_auto_takes_it_for_long_calls_only():
         jax.eval_shape(run, *call(queries, 300))
     jax.eval_shape(functools.partial(run, engine="splash"), *call(1, 300))
     assert names == ["xla", "xla", "splash", "splash"]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "v5e:2x2 one bfloat16 2048 12 12 12 64 64",
-        "v5e:2x2 one float32 1024 4 1 4 256 256",
-        "v5e:2x2 one bfloat16 700 2 2 2 1021 1024",
-        "v5e:2x2 mesh bfloat16 200 6 2 6 24 40",
-        "v5p:2x2x1 mesh bfloat16 1024 8 4 8 128 128",
-        "v6e:2x2 one bfloat16 2048 2 2 2 400 512",
-    ],
-)
-@pytest.mark.libtpu
-def test_compiles_ahead_of_time(call):
-    """The forward kernel and the one backward kernel, for chips that are not here."""
-    assert kernels_for_tpus("splash", call) == 2

@@ -7,7 +7,7 @@ import string
 import numpy as np
 import pytest
 
-from mhe_jax.tasks.metrics import answer_scores, best_threshold
+from mhe_jax.tasks.metrics import answer_scores
 
 # Rajpurkar et al. 2016, 6.1: "ignore punctuations and articles"; F1 over bags of words.
 
@@ -79,20 +79,3 @@ def test_edges(prediction, answers, version_1, version_2):
     for version, expected in ((False, version_1), (True, version_2)):
         found = answer_scores([prediction], [answers], version_2=version)
         assert (found["exact_match"][0], found["f1"][0]) == expected
-
-
-def test_best_threshold_is_the_best_of_all():
-    draw = np.random.default_rng(0)
-    for size in (1, 2, 7, 40):
-        for _ in range(50):
-            answerable = draw.random(size) < 0.6
-            scores = np.where(answerable, draw.integers(0, 5, size) / 4, 0.0)
-            odds = draw.integers(-3, 4, size).astype(float)  # many are equal
-            best, threshold = best_threshold(scores, odds, answerable)
-
-            def mean(limit, odds=odds, scores=scores, answerable=answerable):
-                return np.where(odds <= limit, scores, ~answerable).mean()
-
-            limits = [odds.min() - 1, *odds]
-            assert best == pytest.approx(max(map(mean, limits)))
-            assert mean(threshold) == pytest.approx(best)

@@ -13,9 +13,9 @@ import pytest
 from text_for_tests import REAL_DATA
 
 from mhe_jax.cli import commands
-from mhe_jax.config import InputError
-from mhe_jax.data import open_source, published
-from mhe_jax.data.published import PUBLISHED, Published
+from mhe_jax.config import DataConfig, InputError
+from mhe_jax.data import open_source
+from mhe_jax.data.cache import PUBLISHED, Published
 
 TEXTS = {"a.en": b"one\ntwo\n", "a.de": b"eins\nzwei\n"}
 
@@ -76,9 +76,8 @@ def test_files_are_fetched_and_checked(files, tmp_path, monkeypatch, capsys):
     assert found == {"data": "tiny", "directory": "data/tiny", "files": ["a.en.gz", "a.de.gz"]}
     assert "a.en.gz, a.de.gz" in said
     assert "free" in said
-    source = open_source(
-        ["a.en.gz", "a.de.gz"], "pair", directory="data/tiny", cache=tmp_path / "c"
-    )
+    data = DataConfig(directory="data/tiny", cache_directory=str(tmp_path / "c"))
+    source = open_source(["a.en.gz", "a.de.gz"], "pair", data)
     assert list(source) == [("one", "eins"), ("two", "zwei")]
     # What is there is not asked for again, and may be packed anew.
     (tmp_path / "data/tiny/a.de.gz").write_bytes(gzip.compress(TEXTS["a.de"], 1, mtime=7))
@@ -125,19 +124,12 @@ def test_an_archive_is_fetched_once(archive, tmp_path, capsys):
     assert [*map(lzma.decompress, packed)] == [*TEXTS.values()]
 
 
-def test_a_file_that_is_missing_names_the_command(tmp_path):
-    place = tmp_path / "multi30k"
-    with pytest.raises(InputError, match=f"mhe-jax data multi30k --directory {place}"):
-        open_source(["train.en.gz", "train.de.gz"], "pair", directory=str(place))
-    assert published.hint(place / "mine.txt") == published.hint(tmp_path / "train.en.gz") == ""
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--directory"], "'--directory'"),
         (["tiny", "x"], "tiny x is given"),
-        (["wikitext2"], "wikitext2: TFDS .* did you mean wikitext-2"),
+        (["wikitext2"], "wikitext2: TFDS "),
         (["glue/none"], "glue/none: TFDS cannot"),
         (["squad", "--directory", "x"], "--directory x: squad"),
     ],

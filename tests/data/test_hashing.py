@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mhe_jax.data import Pieces
-from mhe_jax.hashformers.hashes import LSH, MD, Features, offsets, split
+from mhe_jax.hashformers import LSH, MD, Features, offsets, split
 
 # Word -> digest and bucket of 50,260, counted from 5.
 MD_VECTORS = {

@@ -4,12 +4,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from text_for_tests import equal, experiment, joined, sentences, with_seed, write_lines
+from text_for_tests import experiment, joined, sentences, with_seed, write_lines
 
 from mhe_jax.data import BOS, EOS, PAD
 from mhe_jax.data.examples import num_predictions
 from mhe_jax.data.packing import Plan, fill
-from mhe_jax.tasks import evaluation_batches, train_batches
+from mhe_jax.tasks import train_batches
 
 TASKS = ("mlm", "lm", "translation")
 LONG = "haus und hund " * 40
@@ -86,19 +86,6 @@ def test_rows_are_nearly_full():
     # Three thirds, and a half with a third: the case that first fit of a shuffled order loses.
     patterns = fill(np.array([[50], [33]]), np.array([2, 6]), np.array([100]))
     assert sum(pattern.repeats for pattern in patterns) == 3
-
-
-def test_rows_are_a_function_of_seed_and_step(config, tokenizer):
-    """Of any number of processes, and wherever iterating begins."""
-    whole, other = train_batches(config, tokenizer), train_batches(with_seed(config, 4), tokenizer)
-    each = [train_batches(config, tokenizer, process_index=p, process_count=8) for p in range(8)]
-    for step in (0, 1, 41):
-        equal(whole.batch(step), joined([batches.batch(step) for batches in each]))
-    with whole.iterate(5, 9) as iterator:
-        for step, batch in enumerate(iterator, 5):
-            equal(batch, train_batches(config, tokenizer).batch(step))
-            assert any((batch[name] != other.batch(step)[name]).any() for name in batch)
-    assert "segments" not in evaluation_batches(config, tokenizer, "train", batch_size=8).batch(0)
 
 
 def test_padding_has_segment_0_and_counts_for_nothing(config, tokenizer):

@@ -28,7 +28,7 @@ REFERENCES = {
 def test_classes(name):
     compared = 0
     for labels, predictions in CLASSES:
-        if name == "f1" and labels.max() > 1:
+        if name in ("f1", "mcc") and labels.max() > 1:
             continue
         found = METRICS[name](np.asarray(labels), np.asarray(predictions))
         with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def test_multirc_by_hand():
     assert found == pytest.approx({"f1": 80.0, "exact_match": 50.0, "score": 65.0})
 
 
-@pytest.mark.parametrize("dataset", [name for name, row in TABLE.items() if row.suite != "squad"])
+@pytest.mark.parametrize("dataset", [name for name, row in TABLE.items() if row.task != "span"])
 def test_every_data_set_has_its_numbers(dataset):
     row = TABLE[dataset]
     labels = [float(i % max(len(row.labels), 2)) for i in range(12)]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from text_for_tests import experiment
 
-from mhe_jax.config import EvaluationConfig
+from mhe_jax.config import DataConfig, EvaluationConfig
 from mhe_jax.config.data import BOS, EOS
 from mhe_jax.tasks import of
 from mhe_jax.tasks.labelled.examples import read_examples
 from mhe_jax.tasks.labelled.table import row_of
-from mhe_jax.tasks.labelled.windows import best_spans
+from mhe_jax.tasks.labelled.windows import WindowRows, best_spans
 
 PIECES = [
     *("der", "hund", "läuft", "house", "dog", "a", "xyz", "日本", "–", "“", "naïve", "e\u0301"),
@@ -55,7 +55,7 @@ def windows(tmp_path_factory, tokenizer):
 def of_questions(windows):
     """{question number: its rows}."""
     rows = {}
-    for number in range(len(windows)):
+    for number in range(len(windows.lengths)):
         row = windows.row(number, LENGTH)
         rows.setdefault(int(windows._windows[number, 0]), []).append((number, row))
     return rows
@@ -82,12 +82,12 @@ def test_offsets_are_exact(tokenizer):
 def test_every_answer_is_found_and_leads_back(windows):
     answered = 0
     for question, rows in of_questions(windows).items():
-        example = windows.questions[question]
+        example = windows.examples[question]
         spans = [(n, *row["labels"].tolist()) for n, row in rows if row["labels"].any()]
         if not example.answers:
             assert not spans
             continue
-        (answer, start), context = example.answers[0], example.context
+        (answer, start), context = example.answers[0], example.texts[1]
         answered += 1
         assert spans, example
         for number, first, last in spans:
@@ -102,8 +102,8 @@ def test_every_answer_is_found_and_leads_back(windows):
 
 def test_windows_hold_the_context(windows, tokenizer):
     for question, rows in of_questions(windows).items():
-        asked = tokenizer.encode(windows.questions[question].question)[:ASKED]
-        ids = tokenizer.encode(windows.questions[question].context)
+        asked, ids = map(tokenizer.encode, windows.examples[question].texts)
+        asked = asked[:ASKED]
         begin = len(asked) + 2
         for i, (_, row) in enumerate(rows):
             held = ids[i * STRIDE : i * STRIDE + LENGTH - begin - 1]
@@ -132,15 +132,15 @@ def test_the_best_span_is_the_best_of_all():
 def test_right_logits_give_right_answers(windows):
     """The window that holds the answer wins over those that do not; bos decides on no answer."""
     found = []
-    for number in range(len(windows)):
+    for number in range(len(windows.lengths)):
         row = windows.row(number, LENGTH)
         logits = np.where(row["marks"] > 0, 0.0, -1e9)[None].repeat(2, axis=0)
         for side, label in enumerate(row["labels"]):
             logits[side, label] += 5.0
         found.append(logits.astype(np.float32))
-    order = np.random.default_rng(0).permutation(len(windows))
+    order = np.random.default_rng(0).permutation(len(windows.lengths))
     found = [(part, np.stack([found[i] for i in part])) for part in np.array_split(order, 9)]
-    for question, answer in zip(windows.questions, windows.predictions(found), strict=True):
+    for question, answer in zip(windows.examples, windows.predictions(found), strict=True):
         if not question.answers:
             assert answer.no_answer == pytest.approx(10.0)
             continue
@@ -161,3 +161,22 @@ def test_a_window_has_the_answers_that_it_holds_whole(windows):
         at_last += holds and last == stop - 1
     assert at_first > 3
     assert at_last > 3
+
+
+@pytest.mark.parametrize(("name", "left"), [("squad", False), ("squad_v2", True)])
+def test_only_version_2_leaves_a_question_without_an_answer(windows, tokenizer, name, left):
+    row = dataclasses.replace(windows.dataset, name=name)
+    sizes = {"sequence_length": LENGTH, "window_stride": STRIDE, "question_length": ASKED}
+    given = DataConfig(**sizes), EvaluationConfig(no_answer_threshold=-1.0)
+    rows = WindowRows(row, tokenizer, windows.examples[:6], *given)
+    numbers = np.arange(len(rows.lengths))
+    marks = np.stack([rows.row(number, LENGTH)["marks"] for number in numbers])
+    sides = np.outer([-0.001, 0.001], np.arange(LENGTH))  # long answers are the best
+    logits = np.where(marks[:, None], sides, -1e9)
+    outputs = [(numbers, logits)]
+    answers = rows.predictions(outputs)
+    assert [answer.text == "" for answer in answers] == [left] * 6
+    files = {of: json.loads(text) for of, text in rows.files(outputs).items()}
+    names = [example.index for example in rows.examples]
+    assert files["predictions.json"] == {n: a.text for n, a in zip(names, answers, strict=True)}
+    assert ("no_answer.json" in files) == left

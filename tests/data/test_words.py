@@ -12,10 +12,10 @@ from mhe_jax.config import Config, ModelConfig
 from mhe_jax.data import BOS, EOS, PAD, UNK, HashedWords, Pieces
 from mhe_jax.data.examples import begun
 from mhe_jax.data.words import WORD
-from mhe_jax.hashformers.hashes import LSH, MD
+from mhe_jax.hashformers import LSH, MD
 from mhe_jax.tasks.labelled.table import TABLE
 from mhe_jax.tasks.metrics import roc_auc
-from mhe_jax.tasks.shuffle_random import shuffle_random_row
+from mhe_jax.tasks.running_text import shuffle_random_row
 
 FAMILIES = ("md", "lsh")
 

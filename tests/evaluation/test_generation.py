@@ -1,6 +1,7 @@
 """Generation: greedy against the full pass, what may be drawn and how often, prompts."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from mhe_jax.data import BOS, EOS
 from mhe_jax.data.tokenizer_json import JsonTokenizer
 from mhe_jax.evaluation import decoding
 from mhe_jax.evaluation.decoding import FORBIDDEN
-from mhe_jax.evaluation.generation import Generator, filter_logits
+from mhe_jax.evaluation.generation import Continuation, continued, filter_logits, generate
 
 T = 16
 PROMPTS = ["the cat", "", "a small dog runs", "old", "the big bird sleeps the"]
@@ -153,12 +154,11 @@ def test_draws_depend_on_seed_and_number_alone(load):
     run = load("lm", temperature=1.0, extra_length=8)
     together = [one.tokens for one in run.generate(PROMPTS, details=True)]
     assert [one.tokens for one in run.generate(PROMPTS, details=True, seed=1)] != together
-    generator = Generator(run, run.evaluation)
-    assert [generator.generate([prompt])[0].tokens for prompt in PROMPTS] == together
-    assert generator.generate([PROMPTS[0]])[0].tokens != together[0]
-    generator = Generator(run, run.evaluation)
-    parts = [generator.generate(part) for part in (PROMPTS[:3], PROMPTS[3:])]
-    assert [one.tokens for part in parts for one in part] == together
+    for parts in ([[prompt] for prompt in PROMPTS], [PROMPTS[:3], PROMPTS[3:]]):
+        counter = itertools.count()
+        found = [one for part in parts for one in generate(run, run.evaluation, part, counter)]
+        assert [one.tokens for one in found] == together
+    assert generate(run, run.evaluation, PROMPTS[:1], counter)[0].tokens != together[0]
 
 
 def test_a_text_ends_at_eos_or_its_length(load):
@@ -241,7 +241,8 @@ def test_a_line_gives_a_line(load, monkeypatch, by_lines):
     """A continuation may have line breaks, of every kind; those of a prompt are its own."""
     run, prompt = load("lm"), "the\x0bcat"
     read, (_, *new) = map(run.tokenizer.encode, (prompt, "\nb\r\nc\u2028d"))
-    found = Generator(run, run.evaluation)._continuation(prompt, read, True, new)
-    assert found.text == prompt + "\nb\r\nc\u2028d"
-    monkeypatch.setattr(Generator, "generate", lambda self, prompts: [found])
+    text = continued(run.tokenizer, prompt, read, new)
+    assert text == prompt + "\nb\r\nc\u2028d"
+    found = [Continuation(text, new, False)]
+    monkeypatch.setattr("mhe_jax.evaluation.run.generate", lambda *_, counter: found)
     assert by_lines("generate", run, [prompt])[0] == prompt + " b c d\n"

@@ -14,7 +14,7 @@ import mhe_jax
 from mhe_jax import InputError, data
 from mhe_jax.evaluation.generation import Continuation
 from mhe_jax.evaluation.run import Run
-from mhe_jax.evaluation.translator import Translation, Translator
+from mhe_jax.evaluation.translator import Translation, translate
 
 LINES = ["the cat", "", "a small dog runs", "  ", "old", "the big bird sleeps", "a dog"]
 
@@ -83,10 +83,8 @@ class Tempted:
 
 def test_a_translation_has_no_special_token_but_its_end(load):
     run = load("translation")
-    translator = Translator(
-        dataclasses.replace(run, model=Tempted(run.model), compiled={}), run.evaluation
-    )
-    for found in translator.translate(["the cat", "a small dog runs"]):
+    run = dataclasses.replace(run, model=Tempted(run.model), compiled={})
+    for found in translate(run, run.evaluation, ["the cat", "a small dog runs"]):
         assert len(found.tokens) > 1
         assert not {data.PAD, data.UNK, data.BOS, data.MASK} & {*found.tokens}
 
@@ -204,9 +202,8 @@ def test_a_broken_checkpoint_gives_nothing(load, run_of, labelled_run, method, n
 def test_several_processes(load, monkeypatch):
     run = load("translation")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    for call in (lambda: load(run.workdir), lambda: run.translate(["a"])):
-        with pytest.raises(InputError, match="takes one process, not 2"):
-            call()
+    with pytest.raises(InputError, match="takes one process, not 2"):
+        run.translate(["a"])
 
 
 def test_a_tokenizer_that_does_not_fit(load):

@@ -83,24 +83,24 @@ def test_the_stride_of_a_block_gives_the_blocks(run):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_perplexity_by_hand(run, ids, score):
-    stride = 4
+@pytest.mark.parametrize("stride", [None, 4])
+def test_perplexity_by_hand(run, texts, ids, score, stride):
     result = score(run, stride=stride)
     forward = jax.jit(lambda params, row: jax.nn.log_softmax(run.model.apply(params, row)[0]))
     nats = 0.0
     for number, label in enumerate(ids):
         # The window that predicts it.
-        start = 0 if number < T else (number - T) // stride * stride + stride
+        step = stride or T
+        start = 0 if number < T else (number - T) // step * step + step
         row = np.zeros((1, T), np.int32)
         context = [BOS, *ids[start:number]]
         row[0, : len(context)] = context
         nats -= float(forward({"params": run.params}, row)[len(context) - 1, label])
-    assert result["stride"] == stride
-    assert result["tokens"] == len(ids)
+    lines = (texts / "lines.txt").read_text(encoding="utf-8").splitlines()
+    words = sum(len(line.split()) + 1 for line in lines)
+    assert (result["stride"], result["tokens"], result["words"]) == (stride, len(ids), words)
     assert result["nats"] == pytest.approx(nats, rel=1e-5)
-    assert result["perplexity_per_word"] == pytest.approx(
-        math.exp(nats / result["words"]), rel=1e-5
-    )
-    plain = score(run)
-    assert plain["stride"] is None
-    assert plain["nats"] != pytest.approx(nats, rel=1e-4)
+    assert result["loss"] == pytest.approx(nats / len(ids), rel=1e-5)
+    for name, count in (("token", len(ids)), ("word", words)):
+        expected = math.exp(nats / count)
+        assert result[f"perplexity_per_{name}"] == pytest.approx(expected, rel=1e-5)

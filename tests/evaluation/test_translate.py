@@ -12,9 +12,9 @@ import jax
 import pytest
 
 from mhe_jax.cli import commands
-from mhe_jax.cli.evaluate import input_lines
+from mhe_jax.cli.runs import input_lines
 from mhe_jax.config import InputError
-from mhe_jax.evaluation.texts import text_of
+from mhe_jax.evaluation.forward import text_of
 
 ROOT = Path(__file__).parents[2]
 ODD = [

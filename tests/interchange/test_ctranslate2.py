@@ -83,6 +83,7 @@ MORE = [
     ("translation", "mha", POST | UNTIED | KRONECKER | {"model.positions": "sinusoidal"}),
     ("translation", "mhe_add", POST | BIASED | {f"{ATTENTION}num_groups": 2}),
     ("translation", "mva", {f"{ATTENTION}score_features": 9, f"{ATTENTION}num_groups": 2}),
+    ("lm", "mhe_add", {f"{ATTENTION}score_groups": 2, f"{ATTENTION}use_bias": True}),
     (
         "translation",
         "mhe_mul",

@@ -183,12 +183,6 @@ def test_tensors_that_do_not_fit(spoilt, load, says):
         load(spoilt)
 
 
-def test_those_may_read_it_who_may_read_any_file(tmp_path):
-    write_tensors(tmp_path / WEIGHTS, {"a": np.zeros(3)})
-    (tmp_path / "any").touch()
-    assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / "any").stat().st_mode
-
-
 @pytest.mark.parametrize("size", [0, 100, -1])
 def test_a_file_that_is_cut(spoilt, load, size):
     (spoilt / WEIGHTS).write_bytes((spoilt / WEIGHTS).read_bytes()[:size])
@@ -216,7 +210,7 @@ def test_which_checkpoint(exported):
     assert steps(checkpoint="last") == steps(checkpoint="7") == [7]
     # The config of the run may ask for a mean, of which the file is not.
     assert steps(checkpoint="last", average_checkpoints=2) == [7]
-    with pytest.raises(InputError, match=r"'8'.*of steps 7"):
+    with pytest.raises(InputError, match=r"'8'.*of steps .7"):
         steps(checkpoint="8")
 
 

@@ -86,6 +86,7 @@ def test_encoders(run_of, load, tmp_path, capsys, task, kind, form):
         ("mla", "absorbed", {"model.positions": "rotary", f"{ATTENTION}rotary_features": 2}),
         ("mlra", "absorbed", {"model.positions": "rotary", f"{ATTENTION}rotary_features": 2}),
         ("ghla", "", {f"{ATTENTION}num_groups": 2}),
+        ("mha", "", {"model.kronecker.mlp": 2, "model.kronecker.embedding": 2}),
         ("tpa", "factored", {"model.positions": "rotary"}),
     ],
 )

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mhe_jax.attention.dropout import Dropout
+from mhe_jax.attention.projection import Dropout
 
 
 def drop(x, rate, seed=0):

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mhe_jax import shapeshifter as kronecker
 from mhe_jax.attention.projection import Projection
 from mhe_jax.config import KroneckerConfig
 from mhe_jax.model import count_parameters
-from mhe_jax.shapeshifter import kronecker
+from mhe_jax.shapeshifter import Factors, KroneckerDense, KroneckerEmbed, balanced
 from mhe_jax.shapeshifter.factorize import factorize
-from mhe_jax.shapeshifter.kronecker import Factors, KroneckerDense, KroneckerEmbed, balanced
 from mhe_jax.tasks import TASKS
 
 # Primes, ones, products of few and of many primes.

@@ -11,8 +11,8 @@ import scipy.special
 
 from mhe_jax.attention import KINDS, Mask
 from mhe_jax.config import FIELDS_OF_KINDS
-from mhe_jax.model.layers import MLP, DecoderLayer, EncoderLayer, attention_module, normalization
-from mhe_jax.model.stack import Encoder
+from mhe_jax.model.layers import MLP, Layer, attention_module, normalization
+from mhe_jax.model.stack import Stack
 
 
 def random_like(shapes, seed=0):
@@ -59,9 +59,9 @@ def test_equations(tiny, name, norm_position):
     valid = jnp.arange(7)[None] < jnp.array([[7], [4]])
     mask = Mask.padding(valid[:, :5])
     layer, arguments = {
-        "encoder": (EncoderLayer(config), (x, mask)),
-        "language_model": (DecoderLayer(config), (x,)),
-        "decoder": (DecoderLayer(config, cross=True), (x, None, encoded, Mask.padding(valid))),
+        "encoder": (Layer(config), (x, mask)),
+        "language_model": (Layer(config, "decoder"), (x,)),
+        "decoder": (Layer(config, "decoder", True), (x, None, encoded, Mask.padding(valid))),
     }[name]
     p = random_like(jax.eval_shape(layer.init, jax.random.key(0), *arguments))["params"]
 
@@ -94,7 +94,7 @@ def test_dropout_takes_what_a_sublayer_adds_and_nothing_else(tiny, name, norm_po
     """Where all of it is dropped, what came in is left, and under `post` its norms."""
     config = tiny.config(norm_position=norm_position, layer_norm_epsilon=0.1, dropout_rate=1.0)
     x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 5, 12)).astype(np.float32))
-    layer = EncoderLayer(config) if name == "encoder" else DecoderLayer(config, cross=True)
+    layer = Layer(config, name, cross=name == "decoder")
     arguments = (x,) if name == "encoder" else (x, None, x[:, ::-1], Mask())
     p = random_like(jax.eval_shape(layer.init, jax.random.key(0), *arguments))["params"]
     rngs = {"dropout": jax.random.key(0)}
@@ -142,21 +142,6 @@ def test_rms_norm(tiny):
     assert got.dtype == jnp.bfloat16
     want = rms_norm(np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64), p, 0.1)
     np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=2**-8)
-
-
-@pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_every_norm_of_a_model_is_of_its_sort(tiny, norm_position):
-    """Scales alone, where LayerNorm has biases too; and the MLP has none either."""
-
-    def paths(**changes):
-        config = tiny.config(norm_position=norm_position, mlp_bias=False, **changes)
-        params = tiny.params("translation", config)
-        return {jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(params)}
-
-    plain, rms = paths(), paths(norm="rms")
-    assert plain - rms == {p.replace("scale", "bias") for p in rms if "scale" in p}
-    assert rms < plain
-    assert sum("scale" in p for p in rms) == 10 + 2 * (norm_position == "pre")
 
 
 def test_layer_norm_of_bfloat16_is_computed_in_float32(tiny):
@@ -233,7 +218,7 @@ def test_every_field_of_the_config_reaches_the_attention(tiny, kind):
 def test_each_layer_draws_a_dropout_mask_of_its_own(tiny, scan_layers):
     """Each of two layers adds dropout(1): with the same mask twice no feature could get it once."""
     config = tiny.config(scan_layers=scan_layers, dropout_rate=0.5)
-    stack = Encoder(config, 2)
+    stack = Stack(config, 2)
     x = jnp.zeros((2, 5, 12))
     shapes = jax.eval_shape(stack.init, jax.random.key(0), x)["params"]
 

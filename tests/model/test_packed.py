@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mhe_jax.attention import Rotary
 from mhe_jax.data import EOS
 from mhe_jax.data.examples import lm_row, mlm_row, pack, stack, translation_row
 from mhe_jax.model.embeddings import positions_within
+from mhe_jax.model.layers import attention_module
 from mhe_jax.tasks import TASKS
 
 NAMES = ("mlm", "lm", "translation")
@@ -121,3 +123,31 @@ def test_segments_of_one_side_are_refused(tiny, side):
 def test_positions_begin_anew():
     segments = jnp.array([[1, 1, 2, 3, 3, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
     assert positions_within(segments).tolist() == [[0, 1, 0, 0, 1, 2, 0, 1], list(range(8))]
+
+
+# Rotary positions
+
+
+def config_of(tiny, kind="mha", **changes):
+    return tiny.config(kind, **ROTARY | changes)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder", "cross"])
+def test_self_attention_is_rotated_as_the_config_says(tiny, role):
+    fields = {"rotary_base": 50.0, "rotary_pairs": "interleaved", "rotary_scaling": 3.0}
+    got = attention_module(config_of(tiny, **fields), role).rotary
+    assert got == (None if role == "cross" else Rotary(50.0, "interleaved", 3.0))
+    assert attention_module(tiny.config(), role).rotary is None
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("task", ["mlm", "lm", "translation"])
+def test_rotary_positions_are_those_of_attention(tiny, task, scan_layers):
+    """No table of positions; another base changes the logits."""
+    config = config_of(tiny, scan_layers=scan_layers)
+    params = tiny.params(task, config)
+    assert set(params["embeddings"]) == {"token"} | ({"norm"} & set(params["embeddings"]))
+    other = config_of(tiny, scan_layers=scan_layers, rotary_base=50.0)
+    logits = (tiny.logits(task, one, params) for one in (config, other))
+    assert np.abs(np.subtract(*logits)).max() > 1e-4

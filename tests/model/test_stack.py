@@ -54,11 +54,6 @@ def test_conversion_keeps_logical_names(tiny):
     )
 
 
-def test_stack_layers_refuses_a_gap():
-    with pytest.raises(ValueError, match=r"layers \[0, 2\]"):
-        stack_layers({"encoder": {"layer_0": {"x": jnp.ones(1)}, "layer_2": {"x": jnp.ones(1)}}})
-
-
 def test_layers_are_stacked_by_their_numbers():
     """Of which 10 comes after 9, not after 1."""
     tree = {f"layer_{i}": {"x": jnp.asarray(i)} for i in (*range(10, 13), *range(10))}
@@ -171,13 +166,6 @@ def test_a_kind_for_each_role(tiny, scan_layers):
     assert set(decoder["self_attention"]) == {"query", "key", "value", "out"} | heads
     assert decoder["cross_attention"]["key"]["kernel"].shape[-3:] == (12, 2, 3)
     assert np.isfinite(tiny.logits("translation", config, params)).all()
-
-
-def test_decoder_depth_of_its_own(tiny):
-    params = tiny.params("translation", tiny.config(num_decoder_layers=1))
-    assert {"layer_0", "layer_1"} <= set(params["encoder"])
-    assert "layer_0" in params["decoder"]
-    assert "layer_1" not in params["decoder"]
 
 
 def test_scanned_layers_start_different_from_each_other(tiny):

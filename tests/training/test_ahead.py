@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from labelled_files import write
 
 from mhe_jax import tasks
-from mhe_jax.analysis import ahead, topology
+from mhe_jax.analysis import ahead
 from mhe_jax.attention.engines import mesh
 from mhe_jax.config.fields import save_json
 from mhe_jax.tasks import TASKS
@@ -23,12 +23,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.libtpu
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("name", "slices"), [("v5e:4x4", 1), ("v5e:4x4", 2), ("v6e:4x4", 1), ("v5p:2x4x4", 1)]
 )
 @pytest.mark.parametrize(("fsdp", "tensor"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (8, 1)])
 def test_any_mesh_is_laid_over_a_torus(tiny, name, slices, fsdp, tensor):
-    devices = topology.describe_devices(name, slices)
+    devices = ahead.describe_devices(name, slices)
     sizes = {"mesh.data": -1, "mesh.fsdp": fsdp, "mesh.tensor": tensor}
     config = tiny(**sizes, **{"data.batch_size": 64})
     grid = sharding.make_mesh(config, devices).devices
@@ -141,9 +142,8 @@ import dataclasses, json, sys
 from mhe_jax.config import MeshConfig
 from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.analysis import ahead
-from mhe_jax.analysis import topology
 
-devices = topology.describe_devices("v5e:2x4")
+devices = ahead.describe_devices("v5e:2x4")
 for case in json.load(sys.stdin):
     config = load_json(sys.argv[1])
     for field, value in case.items():
@@ -222,24 +222,22 @@ FSDP = {"mesh.data": 1, "mesh.fsdp": 8, "model.dtype": "bfloat16"}
 
 
 @pytest.mark.libtpu
-def test_collectives(tiny, tmp_path):
-    kind = {"model.attention.kind": "mhe_add"}
-    data_parallel, fsdp = collectives(tiny, tmp_path, {**DATA, **kind}, {**FSDP, **kind})
+@pytest.mark.parametrize(
+    "kind",
+    ["mhe_add", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mha", "mhe_mul"))],
+)
+def test_collectives(tiny, tmp_path, kind):
+    of_kind = {"model.attention.kind": kind}
+    cases = [DATA | of_kind, FSDP | of_kind]
+    if kind != "mhe_add":
+        cases.append(FSDP | of_kind | {"model.remat": True})
+    data_parallel, fsdp, *remat = collectives(tiny, tmp_path, *cases)
     check_data(data_parallel)
     check_fsdp(fsdp, 2)
-    assert fsdp["attention"] == {"mhe_add": "shared on pallas"}
-
-
-@pytest.mark.libtpu
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mha", "mhe_add", "mhe_mul"])
-def test_collectives_of_kinds(tiny, tmp_path, kind):
-    kind = {"model.attention.kind": kind}
-    cases = {**DATA, **kind}, {**FSDP, **kind}, {**FSDP, **kind, "model.remat": True}
-    data_parallel, fsdp, remat = collectives(tiny, tmp_path, *cases)
-    check_data(data_parallel)
-    check_fsdp(fsdp, 2)
-    check_fsdp(remat, 3)
+    for found in remat:
+        check_fsdp(found, 3)
+    if kind == "mhe_add":
+        assert fsdp["attention"] == {"mhe_add": "shared on pallas"}
 
 
 def small_config(tmp_path) -> Path:

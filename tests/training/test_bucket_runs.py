@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import uuid
 
 import jax
@@ -18,21 +17,20 @@ from mhe_jax.evaluation import evaluate
 from mhe_jax.interchange import export
 from mhe_jax.report import report
 from mhe_jax.training import loop, tracking
-from mhe_jax.training.lock import FILE, locked
 
 # A kill -9 of its own when all files of step 4 are written but for the last one.
 KILL_IN_SAVE = """
 import os
-from mhe_jax.training.checkpoint import faults
+from mhe_jax.training.checkpoint import steps
 
-write = faults.write
+write = steps.write_checksums
 
 def killing(step):
     if step.name == "4":
         os.kill(os.getpid(), 9)
     write(step)
 
-faults.write = killing
+steps.write_checksums = killing
 """
 CHANGES = {"optimizer.ema_decay": 0.9, "train.num_steps": 6}
 
@@ -68,7 +66,6 @@ def test_a_run_and_all_that_is_done_with_it(finished, tiny, saved, bucket, tmp_p
     assert logged(config.workdir) == logged(there.workdir) != []
     names = {path.name for path in path_of(there.workdir).iterdir()}
     assert {CONFIG, METRICS, RESULT, TOKENIZER, "checkpoints"} <= names
-    assert FILE not in names  # it is given back
 
     assert loop.train(there, one_device) == found  # complete: the same again
     longer = set_field(there, "train.num_steps", 7)
@@ -113,19 +110,6 @@ def test_a_kill_in_the_middle_of_a_save_costs_that_one(
 
 
 @pytest.mark.slow
-def test_two_processes_and_a_kill_in_the_middle_of_a_save(tiny, job, saved, bucket, tmp_path):
-    config = tiny("lm", **CHANGES)
-    for code, _, err in job(config, tmp_path / "whole", 2):
-        assert code == 0, err
-    found = job(config, f"{bucket}/run", 2, before={0: KILL_IN_SAVE}, timeout=60)
-    assert found[0][0] == -9
-    for code, _, err in job(config, f"{bucket}/run", 2):
-        assert code == 0, err
-    assert_same(saved(config, tmp_path / "whole"), saved(config, f"{bucket}/run"))
-    assert logged(tmp_path / "whole") == logged(f"{bucket}/run")
-
-
-@pytest.mark.slow
 def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_device):
     config = tiny("lm", workdir=f"{bucket}/run", **{"train.num_steps": 4})
     loop.train(config, one_device)
@@ -135,8 +119,7 @@ def test_a_checkpoint_with_other_bytes_is_put_aside(tiny, bucket, capsys, one_de
     capsys.readouterr()
     loop.train(config, one_device)
     told = capsys.readouterr().err
-    assert f"warning: {place}/checkpoints/4 cannot be read (" in told
-    assert "has a different checksum than when it was written" in told
+    assert f"warning: {data}: is not as it was written" in told
     assert (place / "checkpoints_unreadable" / "4" / "params" / "manifest.ocdbt").exists()
     assert "3 of 4 steps are done" in told
 
@@ -169,46 +152,6 @@ def test_the_log_is_there_before_the_checkpoint(bucket):
     with tracking.Tracker(bucket, 4, 1) as tracker:  # what came after is dropped
         tracker.log(2, "train", {"loss": 0.25})
     assert [line["loss"] for line in tracking.read(workdir / METRICS)] == [1.0, 0.25]
-
-
-def test_one_at_a_time_holds_the_lock(bucket):
-    workdir = path_of(bucket)
-    with locked(workdir):
-        says = rf"{bucket}: process {os.getpid()} on .* gcloud storage rm {bucket}/lock$"
-        with pytest.raises(InputError, match=says), locked(workdir):
-            pass
-        assert (workdir / FILE).exists()
-    assert not (workdir / FILE).exists()
-
-
-@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
-def test_the_lock_of_a_dead_process_blocks_only_other_hosts(bucket, host):
-    workdir = path_of(bucket)
-    dead = {"host": host, "process": 2**22 + 7, "since": "yesterday"}
-    (workdir / FILE).write_bytes(json.dumps(dead).encode())
-    if host == "elsewhere":
-        with pytest.raises(InputError, match="on elsewhere .*yesterday"), locked(workdir):
-            pass
-        assert (workdir / FILE).exists()
-        return
-    with locked(workdir):
-        pass
-    assert not (workdir / FILE).exists()
-    # In a container that starts anew a process has the number of the one before.
-    (workdir / FILE).write_bytes(json.dumps(dead | {"process": os.getpid()}).encode())
-    with locked(workdir):
-        pass
-
-
-def test_the_lock_of_another_user_is_one(bucket, monkeypatch):
-    def refuse(*_):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "kill", refuse)
-    other = {"host": socket.gethostname(), "process": 1, "since": "yesterday"}
-    (path_of(bucket) / FILE).write_bytes(json.dumps(other).encode())
-    with pytest.raises(InputError, match="process 1 on .*yesterday"), locked(path_of(bucket)):
-        pass
 
 
 def test_a_write_that_fails_is_one_line(gs, monkeypatch):

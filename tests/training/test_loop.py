@@ -16,7 +16,7 @@ from mhe_jax.config.fields import load_json, set_field
 from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.tasks import make_tokenizer
 from mhe_jax.tasks.task import Task
-from mhe_jax.training import loop, resume, tracking
+from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
 from mhe_jax.training.group import Stopped
 from mhe_jax.training.meter import Meter
@@ -32,15 +32,16 @@ def assert_same_run(one, other, saved):
 
 def interrupt(monkeypatch, step, *signals):
     """Send signals to this process when `step` is read."""
-    advance = tracking.Tracker.advance
+    flush = Meter.flush
 
-    def advance_and_kill(self, done):
-        advance(self, done)
+    def flush_and_kill(self):
+        done = self._pending and self._pending[0]
+        flush(self)
         if done == step:
             for number in signals:
                 os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(tracking.Tracker, "advance", advance_and_kill)
+    monkeypatch.setattr(Meter, "flush", flush_and_kill)
 
 
 @pytest.mark.parametrize("task", ["mlm", "lm", pytest.param("translation", marks=pytest.mark.rest)])
@@ -217,15 +218,6 @@ def other_tokenizer(tiny, path):
     return make_tokenizer(tiny("lm", **{"data.train": ("train.de",)}), path)
 
 
-def test_a_tokenizer_of_a_start_that_became_no_run_is_made_anew(finished, tiny, tmp_path):
-    """It may have read other text."""
-    config, whole = finished("lm")
-    other = set_field(config, "workdir", str(tmp_path / "other"))
-    other_tokenizer(tiny, Path(other.workdir) / resume.DRAFT)
-    assert train(other)["best_validation_loss"] == whole["best_validation_loss"]
-    assert not Path(other.workdir, resume.DRAFT).exists()
-
-
 def test_a_start_that_ends_early_leaves_what_was_there_and_nothing_else(tiny, monkeypatch):
     def fail(*arguments, **options):
         raise InputError("something is wrong")
@@ -260,6 +252,18 @@ def test_a_tokenizer_that_lies_in_the_workdir_is_used_and_stays(tiny, name, name
     result = train(set_field(config, "data.tokenizer", str(path)) if named else config)
     assert result["validation_loss"] is result["best_step"] is None
     assert path.read_bytes() == before == path.with_name("tokenizer.model").read_bytes()
+
+
+def test_a_tokenizer_that_is_not_the_one_of_the_config_is_refused(tiny):
+    config = tiny("lm")
+    there, named = Path(config.workdir, "tokenizer.model"), Path(config.workdir, "mine.model")
+    other_tokenizer(tiny, there)
+    make_tokenizer(config, named)
+    before = there.read_bytes()
+    with pytest.raises(InputError, match="tokenizer.model .*mine.model"):
+        train(set_field(config, "data.tokenizer", str(named)))
+    assert {path.name for path in there.parent.iterdir()} == {there.name, named.name}
+    assert there.read_bytes() == before
 
 
 def test_eight_devices_give_the_numbers_of_one(tiny, tmp_path):

@@ -18,12 +18,6 @@ class Lines:
     def __init__(self):
         self.logged, self.notes = [], []
 
-    def advance(self, step):
-        pass
-
-    def doing(self, what):
-        pass
-
     def note(self, line):
         self.notes.append(line)
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.traverse_util import unflatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from mhe_jax.config import OptimizerConfig
+from mhe_jax.model import stack_layers
 from mhe_jax.tasks import TASKS
 from mhe_jax.training.optimizer import decayed, frozen, make_optimizer, make_schedule
 from mhe_jax.training.sharding import path_parts
@@ -46,7 +47,6 @@ def test_schedule_ends_at_zero_and_stays_there(schedule):
 @pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt", "linear", "cosine"])
 def test_schedule_without_warmup_starts_near_the_peak(schedule):
     found = values(schedule, warmup=0)
-    assert np.all(np.isfinite(found))
     assert 0.9 * PEAK < found[0] <= PEAK * (1 + 1e-6)
     assert np.all(np.diff(found) <= 0)
 
@@ -69,36 +69,17 @@ def names(tree, wanted):
 
 @pytest.mark.parametrize("scan", [False, True])
 def test_no_decay_on_biases_norms_and_head_embeddings(tiny, scan):
-    config = tiny(
-        "mlm",
-        **{
-            "model.scan_layers": scan,
-            "model.attention.use_bias": True,
-            "model.attention.kind": "mhe_add",
-            "model.attention.form": "materialized",
-            "model.attention.normalize_qk": True,
-        },
-    )
-    mask = decayed(shapes_of(config))
+    attention = {"kind": "mhe_add", "form": "materialized", "use_bias": True, "normalize_qk": True}
+    fields = {f"model.attention.{name}": value for name, value in attention.items()}
+    mask = decayed(shapes_of(tiny("mlm", **fields, **{"model.scan_layers": scan})))
     layer = "encoder/layers" if scan else "encoder/layer_0"
-    assert {
-        f"{layer}/self_attention/query/bias",
-        f"{layer}/self_attention/query_ln/scale",
-        f"{layer}/self_attention/query_head_embedding",
-        f"{layer}/self_attention_norm/scale",
-        f"{layer}/self_attention_norm/bias",
-        f"{layer}/mlp/up/bias",
-        "vocabulary_bias",
-    } <= names(mask, False)
-    assert {
-        f"{layer}/self_attention/query/kernel",
-        f"{layer}/mlp/up/kernel",
-        "embeddings/token",
-        "embeddings/position",
-        "head_dense/kernel",
-    } == names(mask, True) - {
-        f"{layer}/self_attention/{name}/kernel" for name in ("key", "value", "out")
-    } - {f"{layer}/mlp/down/kernel"}
+    kept = ["query/bias", "query_ln/scale", "query_head_embedding"]
+    wanted = {f"{layer}/self_attention/{name}" for name in kept} | {"vocabulary_bias"}
+    norm = {f"{layer}/self_attention_norm/scale", f"{layer}/self_attention_norm/bias"}
+    assert wanted | norm | {f"{layer}/mlp/up/bias"} <= names(mask, False)
+    kernels = {f"{layer}/self_attention/{name}/kernel" for name in ("query", "key", "value", "out")}
+    kernels |= {f"{layer}/mlp/up/kernel", f"{layer}/mlp/down/kernel", "head_dense/kernel"}
+    assert names(mask, True) == kernels | {"embeddings/token", "embeddings/position"}
 
 
 def test_no_decay_on_the_embeddings_of_groups_and_the_scales_of_mfa(tiny):
@@ -112,7 +93,7 @@ def test_no_decay_on_the_embeddings_of_groups_and_the_scales_of_mfa(tiny):
     assert f"{attention}key_to_value/kernel" not in kept
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 @pytest.mark.parametrize("kind", ["mhe_mul", "collaborative"])
 def test_head_embeddings_have_a_rate_of_their_own(tiny, name, kind):
     """All else moves as without it, in the second step too."""
@@ -136,7 +117,7 @@ def test_head_embeddings_have_a_rate_of_their_own(tiny, name, kind):
 
 
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_only_key_embeddings_of_mhe_add_stay(tiny, name, scan):
     config = tiny(
         "translation",
@@ -240,8 +221,28 @@ def adafactor(params, history, rates, clip):
     return params
 
 
+def muon(params, history, rates, clip):
+    """Jordan 2024, five steps of Newton-Schulz; the rate scaled as in Liu et al. 2025, 2.2."""
+    others = adamw(params, history, rates, clip)
+    momentum = dict.fromkeys(params, 0.0)
+    for n, (gradients, rate) in enumerate(zip(history, rates, strict=True), 1):
+        g = clipped(gradients, clip)
+        momentum = {k: 0.95 * momentum[k] + 0.05 * g[k] for k in params}
+        for k in (k for k in params if k[-1] == "kernel"):
+            m = 0.95 * momentum[k] / (1 - 0.95 ** (n + 1)) + 0.05 * g[k] / (1 - 0.95**n)
+            x = m / np.linalg.norm(m)
+            x = x.T if x.shape[0] > x.shape[1] else x
+            for _ in range(5):
+                a = x @ x.T
+                x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+            x = x.T if m.shape[0] > m.shape[1] else x
+            update = 0.2 * np.sqrt(max(m.shape)) * x + DECAY * params[k]
+            params = params | {k: params[k] - rate * update}
+    return params | {k: others[k] for k in params if k[-1] != "kernel"}
+
+
 @pytest.mark.parametrize("clip", [CLIP, None])
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_updates_are_those_of_the_paper(tiny, name, clip):
     """Three in float64: the first of AdamW alone would not show how large its gradient was."""
     config = tiny(
@@ -273,7 +274,7 @@ def test_updates_are_those_of_the_paper(tiny, name, clip):
     for gradients in history:
         updates, state = update(as_tree(gradients), state, params)
         params = optax.apply_updates(params, updates)
-    reference = {"adamw": adamw, "adafactor": adafactor}[name]
+    reference = {"adamw": adamw, "adafactor": adafactor, "muon": muon}[name]
     rates = [make_schedule(config.optimizer, config.train.num_steps)(n) for n in range(3)]
     wanted = reference(before, history, np.asarray(rates, np.float64), clip)
     assert all(np.any(wanted[k] != before[k]) == (k != FROZEN) for k in SHAPES)
@@ -282,6 +283,46 @@ def test_updates_are_those_of_the_paper(tiny, name, clip):
         params,
         as_tree(wanted),
     )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_muon_takes_kernels_of_heads_as_matrices(tiny, scan):
+    """[M, H, D] moves as [M, HD] does, and [H, D, M] as [HD, M]; each scanned layer by itself."""
+    config = tiny("lm", **{"optimizer.name": "muon", "optimizer.schedule": "constant"})
+    layers = 2
+    shapes = {"query": (11, 3, 5), "out": (3, 5, 11)}
+    flat = {"query": (11, 15), "out": (15, 11)}
+
+    def updates(shapes, scan):
+        rng = np.random.default_rng(0)
+        kernels = {name: rng.normal(size=(layers, *shape)) for name, shape in shapes.items()}
+        if scan:
+            tree = {"layers": {name: {"kernel": k} for name, k in kernels.items()}}
+        else:
+            each = range(layers)
+            tree = {f"layer_{i}": {n: {"kernel": k[i]} for n, k in kernels.items()} for i in each}
+        tree = jax.tree.map(jnp.asarray, {"decoder": tree})
+        optimizer = make_optimizer(config)
+        found = optimizer.update(tree, optimizer.init(tree), tree)[0]["decoder"]
+        return found if scan else stack_layers(found)
+
+    wanted = updates(flat, scan=False)["layers"]
+    found = updates(shapes, scan)
+    for name in shapes:
+        matrix = np.reshape(found["layers"][name]["kernel"], (layers, *flat[name]))
+        np.testing.assert_allclose(matrix, wanted[name]["kernel"], rtol=1e-4, atol=1e-6)
+
+
+def test_adam_has_a_rate_of_its_own_under_muon(tiny):
+    fields = {"optimizer.name": "muon", "optimizer.adam_rate": 0.5, "optimizer.learning_rate": 0.1}
+    tree = as_tree({k: np.ones(shape) for k, shape in SHAPES.items()})
+    found = []
+    for more in (fields, fields | {"optimizer.adam_rate": 1.0}):
+        optimizer = make_optimizer(tiny("lm", **more))
+        found.append(flatten_dict(optimizer.update(tree, optimizer.init(tree), tree)[0]))
+    for name in SHAPES:
+        times = 1 if name[-1] == "kernel" else 2
+        np.testing.assert_allclose(found[1][name], times * found[0][name], rtol=1e-5)
 
 
 def as_tree(flat):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,7 +13,6 @@ import pytest
 from mhe_jax.config import InputError, OptimizerConfig
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.config.files import CONFIG
-from mhe_jax.tasks import make_tokenizer
 from mhe_jax.training import resume
 from mhe_jax.training.loop import train
 from mhe_jax.training.optimizer import make_optimizer
@@ -80,6 +82,7 @@ def test_numbers_of_the_optimizer_that_may_change_leave_the_shape_of_its_state(t
     """All those that `changed_fields` lets by, from their usual values and to them."""
     others = {
         "learning_rate": 0.5,
+        "adam_rate": 0.25,
         "schedule": "linear",
         "warmup_steps": 7,
         "beta1": 0.0,
@@ -110,19 +113,13 @@ def test_part_of_the_validation_split_stays_the_same(tiny, tmp_path):
         resume.changed_fields(tiny(**{"train.eval_batches": 2, "evaluation.batch_size": 4}))
 
 
-RATE = "optimizer.learning_rate"
-LINEAR = "optimizer.schedule"
-
-
-def note_changes(config, meta, done):
-    resume.note_changes(config.optimizer, config.train.num_steps, meta, done)
+RATE, LINEAR = "optimizer.learning_rate", "optimizer.schedule"
 
 
 @pytest.mark.parametrize(
     ("courses", "changed"),
     [
         # (steps done before, fields): each leaves a checkpoint, but where the next begins no later.
-        ([(0, {}), (3, {})], []),
         ([(0, {}), (0, {RATE: 0.5})], []),  # nothing was trained yet
         ([(0, {}), (3, {RATE: 0.5}), (5, {})], ["3: learning_rate", "5: learning_rate"]),
         ([(0, {}), (3, {LINEAR: "linear"})], ["3: schedule"]),
@@ -138,21 +135,40 @@ def note_changes(config, meta, done):
 def test_what_changes_in_the_middle_is_kept(tiny, courses, changed):
     meta = {}
     for done, fields in courses:
-        note_changes(tiny("mlm", **fields), meta, done)
-        meta = json.loads(json.dumps(meta))
+        config, before = tiny("mlm", **fields), json.loads(json.dumps(meta))
+        resume.note_changes(config, meta, done)
+        # Killed before its next checkpoint, it goes on again.
+        resume.note_changes(config, before, done)
+        assert before == json.loads(json.dumps(meta))
     told = [line.split()[1:3] for line in meta["changed"]]
     assert [f"{step} {name.rpartition('.')[2]}" for step, name in told] == changed
 
 
-def test_a_change_without_a_step_is_none(tiny):
-    """A run that was killed before its next checkpoint, and then went on as it was."""
-    before = {}
-    note_changes(tiny("mlm"), before, 0)
-    note_changes(tiny("mlm", **{RATE: 0.5}), dict(before), 3)
-    note_changes(tiny("mlm"), before, 3)
-    assert before["changed"] == []
-    note_changes(tiny("mlm", **{RATE: 0.5}), before, 3)
-    assert before["changed"] == [f"step 3: {RATE} {tiny('mlm').optimizer.learning_rate} -> 0.5"]
+HOLDER = """
+import sys
+from pathlib import Path
+from mhe_jax.training import resume
+with resume.locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time_trains_in_a_directory_and_a_killed_one_blocks_nobody(tiny, tmp_path):
+    workdir = Path(tiny("lm").workdir)
+    command = [sys.executable, "-c", HOLDER, str(workdir)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match="run: another process trains here"):
+            train(tiny("lm"), jax.devices()[:1])
+        assert [path.name for path in workdir.iterdir()] == [resume.LOCK]
+        holder.kill()
+    for _ in range(2):
+        with resume.locked(workdir):
+            assert [path.name for path in workdir.iterdir()] == [resume.LOCK]
+    assert not list(workdir.iterdir())
 
 
 @pytest.mark.whole_run
@@ -173,17 +189,6 @@ def test_a_new_run_writes_over_nothing(tiny, tmp_path, name):
     path.mkdir(parents=True)
     with pytest.raises(InputError, match=f"run/{name} is there, but no config.json"):
         resume.check_files(tiny(), tmp_path / "run")
-
-
-def test_a_tokenizer_that_is_not_the_one_that_is_named(tiny, tmp_path):
-    paths = tmp_path / "given.model", tmp_path / "run" / "tokenizer.model"
-    for path, text in zip(paths, ("train.en", "train.de"), strict=True):
-        make_tokenizer(tiny("lm", **{"data.train": (text,)}), path)
-    given = tiny("lm", **{"data.tokenizer": str(paths[0])})
-    with pytest.raises(InputError, match=r"run/tokenizer\.model: differs from .*/given\.model: "):
-        resume.check_files(given, tmp_path / "run")
-    paths[0].write_bytes(paths[1].read_bytes())
-    resume.check_files(given, tmp_path / "run")
 
 
 @pytest.mark.whole_run

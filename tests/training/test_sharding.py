@@ -37,21 +37,6 @@ def test_mesh_has_auto_axes_of_the_right_size(tiny):
     assert set(mesh.axis_types) == {AxisType.Auto}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((3, 1, 1), "mesh.data=3"),
-        ((-1, 3, 1), "mesh.fsdp=3 .*8 devices"),
-        ((-1, -1, 1), "mesh.data=-1 .*mesh.fsdp=-1"),
-        ((1, 1, 8), "must be a multiple of mesh.tensor=8"),
-    ],
-)
-def test_mesh_that_does_not_fit(tiny, sizes, message):
-    with pytest.raises(InputError, match=message) as error:
-        mesh_of(tiny(), *sizes)
-    assert "\n" not in str(error.value)
-
-
 def test_batch_that_does_not_divide(tiny):
     with pytest.raises(InputError, match="data.batch_size is 8"):
         mesh_of(tiny(**{"optimizer.accumulate_steps": 2}), 8, 1, 1)
@@ -62,13 +47,13 @@ def test_axis_that_does_not_divide_is_named(tiny):
     boxed = {
         "a": nn.LogicallyPartitioned(jax.ShapeDtypeStruct((4, 3), jnp.float32), ("embed", "heads"))
     }
-    with pytest.raises(InputError, match="mesh.tensor=2 must divide 3, an axis of parameter a$"):
+    with pytest.raises(InputError, match="mesh.tensor=2 must divide 3, an axis of a$"):
         sharding.parameter_shardings(boxed, mesh)
 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "muon"])
 @pytest.mark.parametrize("task", ["mlm", "translation"])
 def test_state_is_split_as_the_rules_say(tiny, task, scan, optimizer):
     config = tiny(task, **{"model.scan_layers": scan, "optimizer.name": optimizer})
@@ -91,7 +76,7 @@ def test_state_is_split_as_the_rules_say(tiny, task, scan, optimizer):
     assert jax.tree.map(lambda x: x.sharding, abstract.ema_params) == jax.tree.map(
         lambda x: x.sharding, abstract.params
     )
-    if optimizer == "adamw":
+    if optimizer != "adafactor":
         moments = [
             leaf.sharding.spec
             for path, leaf in jax.tree_util.tree_leaves_with_path(abstract.opt_state)

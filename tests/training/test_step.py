@@ -1,4 +1,4 @@
-"""Steps on a stand-in model and on real ones: accumulation, devices, EMA, randomness."""
+"""Steps on a stand-in model: accumulation, devices, EMA, randomness; layers scanned or not."""
 
 import dataclasses
 
@@ -122,34 +122,6 @@ def test_devices_change_nothing_not_even_dropout(sizes):
     assert_close(one.params(), many.params(), 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("task", "sizes"),
-    [pytest.param("translation", (8, 1, 1), marks=pytest.mark.rest), ("mlm", (2, 2, 2))],
-)
-def test_real_models_on_one_and_eight_devices(tiny, task, sizes):
-    """Also on a mesh that splits heads, widths and vocabulary (mlm over `data`: test_loop.py)."""
-    rng = np.random.default_rng(0)
-    shape = (8, 3) if task == "mlm" else (8, LENGTH)
-    batch = {
-        "labels": rng.integers(5, 300, shape).astype(np.int32),
-        "weights": np.ones(shape, np.float32),
-    }
-    for name in TASKS[task].inputs:
-        batch[name] = rng.integers(5, 300, (8, LENGTH)).astype(np.int32)
-    if task == "mlm":
-        batch["positions"] = rng.integers(0, LENGTH, (8, 3)).astype(np.int32)
-    # AdamW divides tiny gradients by their own size: a larger epsilon keeps noise what it is.
-    config = tiny(task, **{"optimizer.epsilon": 1e-3, "optimizer.weight_decay": 0.1})
-    trainers = [
-        Trainer(TASKS[task].model(config.model), make_optimizer(config), sizes=s, task=task)
-        for s in ((1, 1, 1), sizes)
-    ]
-    for _ in range(3):
-        one, many = (trainer.run(batch) for trainer in trainers)
-        assert one == pytest.approx(many, rel=1e-5, abs=1e-5)
-    assert_close(*(trainer.params() for trainer in trainers), 1e-5)
-
-
 def test_state_is_donated():
     trainer = Trainer(Standin())
     old = trainer.state
@@ -199,9 +171,10 @@ def test_a_step_does_what_its_config_says(tiny):
     after = trainer.params()
     wanted = jax.tree.map(lambda e, p: 0.1 * e + 0.9 * p, before, after)
     assert_close(jax.device_get(trainer.state.ema_params), wanted, 1e-6)
+    kept = jax.device_get(trainer.state)
     bad = batch | {"weights": np.full((ROWS, LENGTH), np.inf, np.float32)}
     assert trainer.run(bad)["finite"] is False
-    assert_close(trainer.params(), after, 0)
+    assert_close(jax.device_get(trainer.state), kept.replace(step=kept.step + 1), 0)
     assert trainer.state.step == 2
 
 
@@ -241,7 +214,7 @@ def test_average_counts_no_update_that_was_left_out():
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_learning_rate_is_the_optimizers_own(tiny, name, parts):
     config = tiny("lm", **{"optimizer.name": name, "train.num_steps": 6})
     schedule = make_schedule(config.optimizer, 6)

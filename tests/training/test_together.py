@@ -44,6 +44,10 @@ sharding.global_batch = told
 """
 
 
+# A process that does not find the directory of process 0 soon says so.
+SOON = "from mhe_jax.training import resume; resume.SHOWN_WITHIN = 2"
+
+
 def numbers_of(workdir):
     """What was computed, in each line of metrics.jsonl."""
     names = ("step", "loss", "gradient_norm", "perplexity")
@@ -148,7 +152,11 @@ def test_a_killed_process_ends_the_others_and_nothing_is_lost(tiny, job, saved, 
     ("flag", "before", "wrong"),
     [
         ("--train.seed", "", "train.seed is 3"),
-        ("--workdir", "from mhe_jax.training import lock; lock.LEASE = 4", "not the dir"),
+        (
+            "--workdir",
+            "from mhe_jax.training import resume; resume.SHOWN_WITHIN = 2",
+            "not the dir",
+        ),
         ("--data.directory", "", "the text of data.train is"),
         pytest.param("--data.tokenizer", "", "nowhere", marks=pytest.mark.slow),
     ],

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mhe_jax import evaluation
 from mhe_jax.config import InputError
 from mhe_jax.config.files import METRICS
 from mhe_jax.data import open_split
-from mhe_jax.evaluation import TranslatedSample, load, programs
+from mhe_jax.evaluation import TranslatedSample, load, translator
 from mhe_jax.training import tracking
 from mhe_jax.training.loop import train
 
@@ -23,7 +22,7 @@ def scored(monkeypatch):
         found.append((hypotheses, references))
         return {"bleu": 10.0 * len(found)}
 
-    monkeypatch.setattr(evaluation, "translation_scores", score)
+    monkeypatch.setattr(translator, "translation_scores", score)
     return found
 
 
@@ -39,32 +38,11 @@ def test_it_is_what_eval_translates_with_these_parameters(tiny, scored, capsys):
     run = load(config.workdir, checkpoint="last", beam_size=1)
     assert scored[-1] == (run.translate(list(texts)), list(references))
     assert scored[-1][0] != scored[-2][0]
-    lines = [
-        line
-        for line in tracking.read(Path(config.workdir) / METRICS)
-        if line["split"] == "validation"
-    ]
-    assert [(line["step"], line["bleu"]) for line in lines] == [
-        (step, step * 10 / 3) for step in (3, 6, 9, 12)
-    ]
+    lines = tracking.read(Path(config.workdir) / METRICS)
+    bleu = [(line["step"], line["bleu"]) for line in lines if line["split"] == "validation"]
+    assert bleu == [(step, step * 10 / 3) for step in (3, 6, 9, 12)]
     assert result["best_validation"]["bleu"] in (10.0, 20.0, 30.0, 40.0)
     assert "bleu 40" in capsys.readouterr().err
-
-
-@pytest.mark.whole_run
-def test_more_than_there_is_takes_all_and_compiles_once(tiny, scored, monkeypatch):
-    compiled, use = [], programs.use_mesh
-    monkeypatch.setattr(programs, "use_mesh", lambda *a: compiled.append(len(scored)) or use(*a))
-    train(tiny("translation", **{"train.eval_translate": 99}), sample=TranslatedSample)
-    assert [len(hypotheses) for hypotheses, _ in scored] == [24, 24]
-    assert set(compiled) == {0}  # before the first score
-
-
-@pytest.mark.whole_run
-def test_without_it_nothing_is_translated(tiny, scored):
-    result = train(tiny("translation", **{"train.num_steps": 2}), sample=TranslatedSample)
-    assert not scored
-    assert "best_validation" not in result
 
 
 def test_a_call_that_has_no_search_is_one_line(tiny):

@@ -8,27 +8,28 @@ from mhe_jax.config.files import CONFIG, METRICS
 from mhe_jax.config.places import path_of
 from mhe_jax.training import loop, tracking
 from mhe_jax.training.checkpoint import restore_params
-from mhe_jax.training.checkpoint.reading import steps_in as checkpoint_steps
+from mhe_jax.training.checkpoint.steps import steps_in as checkpoint_steps
 from mhe_jax.training.sharding import make_mesh
 from mhe_jax.training.state import abstract_params
 
 # Sends these signals to itself once step STEP is read and, unless it is 0, step SAVED is on disk.
 KILL = """
 import os, time
-from mhe_jax.training import tracking
+from mhe_jax.training.meter import Meter
 
 step, saved, *signals = {}
-advance = tracking.Tracker.advance
+flush = Meter.flush
 
-def advance_and_kill(self, done):
-    advance(self, done)
+def flush_and_kill(self):
+    done = self._pending and self._pending[0]
+    flush(self)
     if done == step:
-        while saved and not (self.workdir / "checkpoints" / str(saved)).exists():
+        while saved and not (self.tracker.workdir / "checkpoints" / str(saved)).exists():
             time.sleep(0.01)
         for number in signals:
             os.kill(os.getpid(), number)
 
-tracking.Tracker.advance = advance_and_kill
+Meter.flush = flush_and_kill
 """
 
 

@@ -1,11 +1,10 @@
 """Softmax attention, and the ladder of engines that compute it.
 
-An engine is a file and an entry in `LADDER`, `SHARED` or `FACTORED`, by which calls name it:
+An engine is a file and an entry in `LADDER`, or in `OF_FORMS` for a form that has its own:
 
     refusal(query, key, value, key_bias, mask, options) -> why it cannot do the call, or None
     attend(query, key, value, key_bias, mask, options, *, scale) -> output, weight sum
     passed_by(...as refusal) -> why 'auto' leaves a call that it can do to another, if it ever does
-    SAVED: names of primitives whose results a scanned layer saves for its backward pass, if any
 
 | what the call asks for | `xla` | `blocked` | `cudnn` | `splash` |
 |---|---|---|---|---|
@@ -34,11 +33,11 @@ passes over `splash` for fewer than 128 queries, and over `blocked` where storin
 less than computing them again: below 2^16 scores per head on a CPU and 2^18 on a TPU, else below
 2^30 per device.
 
-Where heads share a score matrix (`attend_shared`), no engine takes what `shared_refusal` names, and
+In the form 'shared', one score matrix for all heads, no engine takes what `shared_refusal` names:
 
 | what the call asks for | `xla` | `pallas` | `mosaic` |
 |---|---|---|---|
-| device | any | TPU | NVIDIA GPU, compute capability 9.0; jax before 0.13 |
+| device | any | TPU | NVIDIA GPU, compute capability 9.0 |
 | type | bfloat16, float32, float64 | bfloat16, float32 | bfloat16 |
 | head width | any | at most 1,024 | values a multiple of 16, at most 256 |
 | memory | one score matrix of some queries | no score matrix | backward two of some queries |
@@ -47,10 +46,8 @@ Where heads share a score matrix (`attend_shared`), no engine takes what `shared
 | dropout | one mask of all three, whatever the blocks and devices | likewise | likewise |
 | dense mask, `precision` | yes | refused | refused |
 
-where `auto` takes the first of `pallas` and `xla`, but never `mosaic`, which no device has run. For
-one query `mosaic` is `xla`.
-
-Keys and values that stay factors (`attend_factored`) have only `xla`, which takes every call.
+There `auto` takes the first of `pallas` and `xla`, but never `mosaic`, which no device has run. For
+one query `mosaic` is `xla`. The form 'factored' has only `xla`, which takes every call.
 """
 
 import contextlib
@@ -66,28 +63,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mhe_jax.attention.engines import blocked, cudnn, factored, splash, xla
+from mhe_jax.attention.engines import blocked, cudnn, splash, xla
 from mhe_jax.attention.engines.blocks import KEPT
 from mhe_jax.attention.engines.shared import mosaic, tpu
-from mhe_jax.attention.engines.shared import xla as shared
+from mhe_jax.attention.engines.shared import xla as shared_xla
 from mhe_jax.attention.mask import Mask
 from mhe_jax.config import InputError
 
-# Engines by name: for `attend`, for `attend_shared`, and for `attend_factored`.
+# Engines by name: of most calls, and of those in a form that has its own.
 LADDER = {"cudnn": cudnn, "splash": splash, "xla": xla, "blocked": blocked}
-SHARED = {"pallas": tpu, "mosaic": mosaic, "xla": shared}
-FACTORED = {"xla": factored}
-# Forms of attention that have their own engines, and these engines.
-OF_FORMS = {"shared": SHARED, "factored": FACTORED}
+SHARED = {"pallas": tpu, "mosaic": mosaic, "xla": shared_xla}
+OF_FORMS = {"shared": SHARED, "factored": {"xla": xla}}
 # The engines that 'auto' tries, in this order.
 AUTO = ("cudnn", "splash", "pallas", "blocked", "xla")
-_SAVED = {name for e in (*LADDER.values(), *SHARED.values()) for name in getattr(e, "SAVED", ())}
 _is_named = jax.checkpoint_policies.save_only_these_names(KEPT)
 
-_log = logging.getLogger("mhe_jax.attention")
-# The choices of each kind in the order they were made; one dictionary per open `recording`.
+# Each choice is logged once.
+log_once = functools.cache(logging.getLogger("mhe_jax.attention").info)
+# The choices of each kind in the order they were made.
 Made = dict[str, list[str]]
-_recordings: ContextVar[tuple[Made, ...]] = ContextVar("recordings", default=())
+_made: ContextVar[Made | None] = ContextVar("made", default=None)
 
 
 @dataclass(frozen=True)
@@ -108,25 +103,34 @@ class Options:
 
 def attend(
     query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    key: Any,
+    value: Any,
     key_bias: jax.Array | None,
     mask: Mask,
     options: Options,
     engine: str = "auto",
     *,
+    form: str = "",
     scale: float | None = None,
 ) -> tuple[jax.Array, jax.Array, str]:
     """`O[t, h] = Σ_j softmax_j(scale · q[t, h]·k[j, g] + b[j, h]) v[j, g]`, g = ⌊hK/H⌋.
 
+    In the form 'shared', scores of the heads of a group differ by a bias on the keys alone, so that
+    one score matrix serves them all (see `engines.shared`, which also says what is guaranteed):
+
+        O[t, h] = Σ_j softmax_j(scale · q[t, g]·k[j, g] + b[j, h]) v[j, h],    g = ⌊hG/H⌋
+
     Args:
-      query: [B, T, H, D].
-      key: [B, S, K, D], K divides H; query head h reads key head ⌊hK/H⌋.
-      value: [B, S, K, E].
-      key_bias: b [B, S, H], None for 0.
-      mask: the allowed keys, over which softmax goes.
+      query: [B, T, H, D]; in the form 'shared' [B, T, G, D].
+      key: [B, S, K, D], K divides H; query head h reads key head ⌊hK/H⌋. In the form 'factored',
+        a [B, S, H, R] and b [B, S, R, D] of the keys `Σ_i a[j, h, i] b[j, i]`, which are not made.
+      value: [B, S, K, E]; in the form 'shared' for each head or for each group, K = H or K = G; in
+        the form 'factored' a [B, S, H, P] and b [B, S, P, E].
+      key_bias: b [B, S, H], None for 0; in the form 'shared' float32 or the type of the others.
+      mask: the allowed keys, over which softmax goes; in the form 'shared' the same for all heads.
       options: dropout, precision and the like.
-      engine: 'auto', 'cudnn', 'splash', 'xla' or 'blocked'.
+      engine: 'auto', or one by its name in `LADDER` or in `OF_FORMS`.
+      form: 'shared' or 'factored'; of any other, heads have scores of their own.
       scale: a finite number above 0; None for 1/√D.
 
     Returns:
@@ -137,75 +141,55 @@ def attend(
     Raises:
       ValueError: the engine refuses the call (for `auto`: all of `AUTO` do), with each reason.
     """
-    return _first(LADDER, engine, scale, query, key, value, key_bias, mask, options)
-
-
-def attend_shared(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    key_bias: jax.Array,
-    mask: Mask,
-    options: Options,
-    engine: str = "auto",
-    *,
-    scale: float | None = None,
-) -> tuple[jax.Array, jax.Array, str]:
-    """`O[t, h] = Σ_j softmax_j(scale · q[t, g]·k[j, g] + b[j, h]) v[j, h]`, g = ⌊hG/H⌋.
-
-    The scores of the heads of a group differ by a bias on the keys alone, so that one score matrix
-    serves them all: see `shared.xla`, which also says what is guaranteed.
-
-    Args:
-      query: [B, T, G, D].
-      key: [B, S, G, D].
-      value: [B, S, K, E], for each head (K = H) or for each group (K = G).
-      key_bias: b [B, S, H], float32 or the type of the others.
-      mask: the allowed keys, the same for all heads.
-      options: dropout, precision and the like.
-      engine: 'auto', 'pallas', 'mosaic' or 'xla'.
-      scale: as of `attend`.
-
-    Returns:
-      As `attend`.
-
-    Raises:
-      ValueError: as `attend`, or `shared_refusal` has a reason.
-    """
-    reason = shared_refusal(query.dtype, mask, options)
-    if reason is not None:
+    if form == "shared" and (reason := shared_refusal(query.dtype, mask, options)):
         raise InputError(f"heads cannot share scores in this attention call: {reason}")
-    return _first(SHARED, engine, scale, query, key, value, key_bias, mask, options)
+    call = query, key, value, key_bias, mask, options
+    return _placed(OF_FORMS.get(form, LADDER), engine, scale, *call)
 
 
-def attend_factored(
-    query: jax.Array,
-    key: tuple[jax.Array, jax.Array],
-    value: tuple[jax.Array, jax.Array],
-    key_bias: jax.Array | None,
-    mask: Mask,
-    options: Options,
-    engine: str = "auto",
-    *,
-    scale: float | None = None,
-) -> tuple[jax.Array, jax.Array, str]:
-    """`attend` with keys `Σ_i a[j, h, i] b[j, i]` and values of that form, which are never made.
+def _placed(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, jax.Array, str]:
+    """`_first`; where the axes of a mesh are explicit, its output is sharded as the queries."""
+    scale = call[0].shape[-1] ** -0.5 if scale is None else scale
+    placed = jax.typeof(call[0]).sharding
+    if AxisType.Explicit not in placed.mesh.axis_types:
+        return _first(ladder, engine, scale, *call)
+    *arrays, mask, options = call
+    # Engines leave the sharding of what they compute to XLA.
+    ran = []
 
-    Args:
-      query: [B, T, H, D].
-      key: a [B, S, H, R] and b [B, S, R, D].
-      value: a [B, S, H, P] and b [B, S, P, E].
-      key_bias, mask, options: as of `attend`.
-      engine: 'auto' or 'xla'.
-      scale: as of `attend`.
+    def run(arrays, mask, rng):
+        weights = []
+        sow = options.sow and weights.append
+        given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
+        output, weight_sum, name = _first(ladder, engine, scale, *arrays, mask, given)
+        ran.append(name)
+        # Selected by the output, as which what comes from the mask alone is not yet sharded.
+        return output, jnp.where(output[..., :1] > 0, weight_sum, weight_sum), weights
 
-    Returns:
-      As `attend`.
+    as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
+    by_heads = NamedSharding(placed.mesh, PartitionSpec(*(placed.spec[i] for i in (0, 2, 1))))
+    sown = [by_heads] if options.sow else []
+    on_auto_axes: Any = jax.sharding.auto_axes(run, out_sharding=(as_queries, as_queries, sown))
+    output, weight_sum, weights = on_auto_axes(arrays, mask, options.dropout_rng)
+    for each in weights:
+        options.sow(each)
+    return output, weight_sum, ran[0]
 
-    Raises:
-      ValueError: another engine.
-    """
-    return _first(FACTORED, engine, scale, query, key, value, key_bias, mask, options)
+
+def _first(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.Array, str]:
+    names = [name for name in AUTO if name in ladder] if engine == "auto" else [engine]
+    refusals = []
+    for name in names:
+        if name not in ladder:
+            others = f"{', '.join(ladder)}, which calls of this form have"
+            raise InputError(f"engine {name!r} is not one of auto, {others}")
+        reason = ladder[name].refusal(*call)
+        if reason is None and engine == "auto" and hasattr(ladder[name], "passed_by"):
+            reason = ladder[name].passed_by(*call)
+        if reason is None:
+            return *ladder[name].attend(*call, scale=scale), name
+        refusals.append(f"{name}: {reason}")
+    raise InputError("no engine takes this attention call; " + "; ".join(refusals))
 
 
 def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
@@ -222,65 +206,13 @@ def shared_refusal(dtype, mask: Mask, options: Options) -> str | None:
 
 
 def is_saved(primitive, *args, **params) -> bool:
-    """Whether a scanned layer saves the result of `primitive`, as far as engines and dropout say.
-
-    A `jax.checkpoint` policy: it saves what is named `KEPT`, and what an engine lists in `SAVED`.
-    """
-    return primitive.name in _SAVED or _is_named(primitive, *args, **params)
-
-
-def _first(ladder, engine: str, scale: float | None, *call) -> tuple[jax.Array, jax.Array, str]:
-    scale = call[0].shape[-1] ** -0.5 if scale is None else scale
-    placed = jax.typeof(call[0]).sharding
-    if AxisType.Explicit not in placed.mesh.axis_types:
-        return _first_of(ladder, engine, scale, *call)
-    # Engines leave the sharding of what they compute to XLA; their output is sharded as the
-    # queries.
-    *arrays, mask, options = call
-    ran = []
-
-    def run(arrays, mask, rng):
-        weights = []
-        sow = options.sow and weights.append
-        given = dataclasses.replace(options, dropout_rng=rng, sow=sow)
-        output, weight_sum, name = _first_of(ladder, engine, scale, *arrays, mask, given)
-        ran.append(name)
-        # Selected by the output, since what comes from the mask alone is not yet sharded as the
-        # output.
-        return output, jnp.where(output[..., :1] > 0, weight_sum, weight_sum), weights
-
-    as_queries = NamedSharding(placed.mesh, PartitionSpec(*placed.spec[:3]))
-    by_heads = NamedSharding(placed.mesh, PartitionSpec(*(placed.spec[i] for i in (0, 2, 1))))
-    sown = [by_heads] if options.sow else []
-    on_auto_axes: Any = jax.sharding.auto_axes(run, out_sharding=(as_queries, as_queries, sown))
-    output, weight_sum, weights = on_auto_axes(arrays, mask, options.dropout_rng)
-    for each in weights:
-        options.sow(each)
-    return output, weight_sum, ran[0]
-
-
-def _first_of(ladder, engine: str, scale: float, *call) -> tuple[jax.Array, jax.Array, str]:
-    names = [name for name in AUTO if name in ladder] if engine == "auto" else [engine]
-    refusals = []
-    for name in names:
-        if name not in ladder:
-            which = "one score matrix" if ladder is SHARED else "a score matrix each"
-            which = "keys that stay factors" if ladder is FACTORED else which
-            raise InputError(
-                f"engine {name!r} is not one of auto, {', '.join(ladder)}, where heads have {which}"
-            )
-        reason = ladder[name].refusal(*call)
-        if reason is None and engine == "auto" and hasattr(ladder[name], "passed_by"):
-            reason = ladder[name].passed_by(*call)
-        if reason is None:
-            return *ladder[name].attend(*call, scale=scale), name
-        refusals.append(f"{name}: {reason}")
-    raise InputError("no engine takes this attention call; " + "; ".join(refusals))
+    """The `jax.checkpoint` policy of scanned layers: saves what is `KEPT`, and what cuDNN gives."""
+    return primitive.name in cudnn.SAVED or _is_named(primitive, *args, **params)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Made]:
-    """Collects the choices made inside it, also for recordings around it; nothing outlives it.
+    """Collects the choices made inside it, the innermost one; nothing outlives it.
 
     Choices are made when a call is traced: a program that was compiled before makes none.
 
@@ -294,29 +226,21 @@ def recording() -> Iterator[Made]:
       ({'mhe_add': ['shared on xla', 'folded on xla']}, {})
     """
     made: Made = {}
-    token = _recordings.set((*_recordings.get(), made))
+    token = _made.set(made)
     try:
         yield made
     finally:
-        _recordings.reset(token)
+        _made.reset(token)
 
 
 def record_choice(what: str, choice: str) -> None:
-    """Keep a static choice for each open `recording`, and log it once per process."""
-    for made in _recordings.get():
-        known = made.setdefault(what, [])
-        if choice not in known:
-            known.append(choice)
-    tell(what, choice)
-
-
-@functools.cache
-def tell(what: str, choice: str) -> None:
-    """Logs a choice; cached, so that each is logged once."""
-    _log.info("%s runs as %s", what, choice)
+    """Keep a static choice for the open `recording`, and log it once per process."""
+    made = _made.get()
+    if made is not None and choice not in made.setdefault(what, []):
+        made[what].append(choice)
+    log_once("%s runs as %s", what, choice)
 
 
 def choices() -> dict[str, str]:
     """Forms and engines of each kind in the innermost `recording`; empty without one."""
-    made = _recordings.get()[-1:]
-    return {what: ", ".join(known) for one in made for what, known in one.items()}
+    return {what: ", ".join(known) for what, known in (_made.get() or {}).items()}

@@ -3,10 +3,7 @@
     E = exp(scale q·k + b - m)    output = (E v) / Σ E
 
 m is the maximum over the keys that a query sees. Memory is linear in T: it holds the scores of one
-block, and nothing of size T·S is kept for the gradient, not even the dropout mask. On a CPU a block
-is a few heads of one example, or all heads of several, with all queries where they fit its caches;
-elsewhere whole examples, or some queries of one. Where XLA may spread examples over devices that
-the call does not know of, a block is some queries of all examples.
+block, and nothing of size T·S is kept for the gradient, not even the dropout mask.
 """
 
 import functools
@@ -17,8 +14,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines import xla
-from mhe_jax.attention.engines.blocks import KEPT, bands
+from mhe_jax.attention.engines.blocks import KEPT, bands, divisor, is_kept, why_not, words_of
 from mhe_jax.attention.engines.mesh import (
+    has_heads,
     over_heads,
     parts_of_call,
     platform,
@@ -29,26 +27,19 @@ from mhe_jax.attention.mask import Mask
 # Scores in a block, of all its examples and heads.
 BLOCK_SCORES = 2**22
 CPU_SCORES = 2**20
-# Fewer scores are stored: those of a head, elsewhere those of all examples and heads of a device.
+# Fewer scores are stored: those of a head (measured on a CPU; on a TPU from its compiler, see
+# experiments/fit); on a GPU, where it took 1.3 to 4.0 times as long, those of a device.
 STORED_OF_HEAD = {"cpu": 2**16, "tpu": 2**18}
 STORED = 2**30
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why this engine cannot do the call, or None."""
-    if options.sow is not None:
-        return "keeps no attention weights to sow"
-    return None
+    return why_not(mask, options, "sowing")
 
 
 def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
-    """Why `auto` takes another engine for a call that this one can do, or None.
-
-    The bound of a CPU is measured, and that of a TPU comes from the bytes and cycles of its
-    compiler (experiments/fit). Neither depends on the batch: a large one may fit only with
-    this engine, so a smaller one takes it too. On a GPU, where it took 1.3 to 4.0 times as long as
-    stored scores, `auto` takes it for what would fill gigabytes.
-    """
+    """Why `auto` takes another engine for a call that this one can do, or None."""
     (B, T, H, _), S = query.shape, key.shape[1]
     of_head, bound = T * S, STORED_OF_HEAD.get(platform())
     if bound is not None:
@@ -57,20 +48,19 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
 
 
-def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale: float
-) -> tuple[jax.Array, jax.Array]:
+def attend(query, key, value, key_bias, mask: Mask, options, *, scale: float):
     """See `engines.attend`."""
     (B, T, H, _), S = query.shape, key.shape[1]
     if 0 in (B, T, S):
         return xla.attend(query, key, value, key_bias, mask, options, scale=scale)
-    rngs = None
+    words = None
     if options.dropout_rate > 0:
-        # One per example and head, so that draws depend neither on blocks nor on devices.
-        shape = {True: (B, 1), "batch": (1, 1), False: (B, H)}[options.broadcast_dropout]
-        rngs = jax.random.split(options.dropout_rng, shape)
+        # Of each query and key, so that what is kept depends neither on blocks nor on devices.
+        rows = {True: (B, 1), "batch": (1, 1), False: (B, H)}[options.broadcast_dropout]
+        of_queries, of_keys = words_of(options, rows, T, S)
+        words = of_queries[..., None], of_keys[..., None, :]
     run = functools.partial(_local, options=options, scale=scale)
-    output, total = over_heads(run, query, key, value, key_bias, (mask, rngs))
+    output, total = over_heads(run, query, key, value, key_bias, (mask, words))
     if options.dropout_rate == 0:
         total = mask.row_has_key(T, S, query.dtype)
     return checkpoint_name(output, KEPT), total
@@ -101,8 +91,16 @@ def _local(query, key, value, key_bias, parts, *, options, scale):
     def turn(given):
         i, own = given
         first = i // turns[1] * examples, i % turns[1] * heads * G
-        mask, rngs = _of(parts, first, (examples, heads * G))
-        return _all_queries(**own, mask=mask, rngs=rngs, options=options, size=size, dtype=dtype)
+        counts = examples, heads * G
+
+        def cut(x):
+            for axis in range(1 + has_heads(x)):
+                if x.shape[axis] > 1:
+                    x = jax.lax.dynamic_slice_in_dim(x, first[axis], counts[axis], axis)
+            return x
+
+        mask, words = jax.tree.map(cut, parts)
+        return _all_queries(**own, mask=mask, words=words, options=options, size=size, dtype=dtype)
 
     def together(x):
         """[turns, examples, heads, T, E] to [B, T, H, E]."""
@@ -114,35 +112,23 @@ def _local(query, key, value, key_bias, parts, *, options, scale):
 
 
 def _block(B: int, T: int, S: int, K: int, G: int) -> tuple[int, int, int]:
-    """Examples, key heads and queries of a block."""
+    """Examples, key heads and queries of a block.
+
+    On a CPU what its caches hold; elsewhere all heads of whole examples, or some queries of one: of
+    all examples where XLA may spread them over devices that the call does not know of.
+    """
     if platform() == "cpu":
-        heads = _divisor(K, CPU_SCORES // (G * T * S))
-        examples = _divisor(B, CPU_SCORES // (K * G * T * S)) if heads == K else 1
+        heads = divisor(K, CPU_SCORES // (G * T * S))
+        examples = divisor(B, CPU_SCORES // (K * G * T * S)) if heads == K else 1
         return examples, heads, max(1, CPU_SCORES // (examples * heads * G * S))
     # All heads of an example at once, since they share the dropout mask.
-    examples = _divisor(B, BLOCK_SCORES // (K * G * T * S)) if sees_one_device() else B
+    examples = divisor(B, BLOCK_SCORES // (K * G * T * S)) if sees_one_device() else B
     size = max(1, BLOCK_SCORES // (examples * K * G * S))
     # A power of two fills a TPU's tiles.
     return examples, K, 1 << (size - 1).bit_length()
 
 
-def _of(parts, first, count):
-    """Mask and random keys of `count` examples and heads from `first` on."""
-    mask, rngs = parts
-
-    def cut(x, *axes):
-        for axis in axes:
-            if x.shape[axis] > 1:
-                x = jax.lax.dynamic_slice_in_dim(x, first[axis], count[axis], axis)
-        return x
-
-    allowed = mask.allowed
-    rest = jax.tree.map(lambda x: cut(x, 0), mask.replace(allowed=None))
-    both = [None if x is None else cut(x, 0, 1) for x in (allowed, rngs)]
-    return rest.replace(allowed=both[0]), both[1]
-
-
-def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dtype):
+def _all_queries(query, key, value, *, bias=None, mask, words, options, size, dtype):
     """One turn: query [B, K, G, T, D], key and value [B, K, S, ·], bias [B, K, G, S].
 
     Output [B, K·G, T, E], and the weight sum of each query.
@@ -167,22 +153,24 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
         total = e.sum(-1, keepdims=True)
         # 0 where the query sees no key.
         inverse = 1 / jnp.where(total > 0, total, 1)
-        if rngs is not None:
-            keep = 1 - options.dropout_rate
-            e = jnp.where(_kept(rngs, start, keep, (t, s)), e / keep, 0)
+        if words is not None:
+            keep, of_keys = 1 - options.dropout_rate, words[1][..., first_key : first_key + s]
+            of_queries = jax.lax.dynamic_slice_in_dim(words[0], start, t, 2)
+            e = jnp.where(is_kept(of_queries, of_keys, keep), e / keep, 0)
             total = e.sum(-1, keepdims=True)
         rows = e.astype(dtype).reshape(B, K, G * t, s)
         output = jnp.einsum("bkns,bkse->bkne", rows, value.astype(dtype), **precision)
         output = output.reshape(B, K * G, t, -1) * inverse
         return output.astype(dtype), (total * inverse).astype(dtype)
 
+    def in_a_row(x):
+        """[turns, B, H, t, E] to [B, H, turns · t, E]."""
+        return jnp.moveaxis(x, 0, 2).reshape(B, K * G, -1, x.shape[-1])
+
     def band(first, stop, first_key, keys):
         """The queries [first, stop), which see only the keys [first_key, keys)."""
-        seen = (
-            key[:, :, first_key:keys],
-            value[:, :, first_key:keys],
-            None if bias is None else bias[..., first_key:keys],
-        )
+        seen = jax.tree.map(lambda x: x[:, :, first_key:keys], (key, value))
+        seen = *seen, None if bias is None else bias[..., first_key:keys]
         step = min(stop - first, size)
         turns, rest = divmod(stop - first, step)
         if turns == 1:
@@ -192,34 +180,10 @@ def _all_queries(query, key, value, *, bias=None, mask, rngs, options, size, dty
             starts = first + step * jnp.arange(turns)
             blocks = jnp.moveaxis(blocks, 3, 0), starts
             parts = jax.lax.map(lambda of: block(*of, first_key, seen), blocks)
-            found = [jax.tree.map(_in_a_row, parts)]
+            found = [jax.tree.map(in_a_row, parts)]
         if rest:
             found.append(block(query[:, :, :, stop - rest : stop], stop - rest, first_key, seen))
         return found
 
     found = [part for each in bands(T, S, mask) for part in band(*each)]
     return jax.tree.map(lambda *parts: jnp.concatenate(parts, 2), *found)
-
-
-def _kept(rngs, start, keep, shape):
-    """What dropout keeps in a block of queries: [examples or 1, heads or 1, t, s]."""
-
-    t, s = shape
-
-    def one(rng):
-        # Per query, since blocks have fewer queries where a device has more heads.
-        of_queries = jax.vmap(functools.partial(jax.random.fold_in, rng))(start + jnp.arange(t))
-        return jax.vmap(lambda rng: jax.random.bernoulli(rng, keep, (s,)))(of_queries)
-
-    return jax.vmap(jax.vmap(one))(rngs)
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` up to `most`, at least 1."""
-    return max(n for n in range(1, max(1, min(most, number)) + 1) if number % n == 0)
-
-
-def _in_a_row(x):
-    """[turns, B, H, t, E] to [B, H, turns · t, E]."""
-    turns, B, H, t = x.shape[:4]
-    return jnp.moveaxis(x, 0, 2).reshape(B, H, turns * t, -1)

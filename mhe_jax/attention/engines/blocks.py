@@ -27,14 +27,37 @@ BIAS_PARTS = 3
 KEPT = "kept"
 
 
+def why_not(mask: Mask, options, lacks: str, *cases: tuple[Any, str]) -> str | None:
+    """The reason of the first of the cases, and of what an engine `lacks`, that holds; or None."""
+    features = {
+        "dropout": (options.dropout_rate > 0, "draws no dropout mask (attention dropout is not 0)"),
+        "sowing": (options.sow is not None, "keeps no attention weights to sow"),
+        "precision": (options.precision is not None, "has no precision setting"),
+        "dense": (mask.allowed is not None, "takes a mask in parts only, not a dense array"),
+    }
+    cases = *cases, *(features[name] for name in lacks.split())
+    return next((reason for holds, reason in cases if holds), None)
+
+
 def round_up(size: int, step: int) -> int:
     """The least multiple of `step` that is not less than `size`."""
     return -(-size // step) * step
 
 
+def divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` up to `most`, at least 1."""
+    return max(n for n in range(1, max(1, min(most, number)) + 1) if number % n == 0)
+
+
 def even(length: int, most: int, step: int) -> int:
     """The size of blocks, at most `most`, that leaves the least padding for their number."""
     return round_up(-(-length // -(-length // most)), step)
+
+
+def pad(x, *sizes):
+    """x [N, ...] with its next axes padded with zeros at the end, up to these sizes."""
+    after = [0, *(size - n for n, size in zip(x.shape[1:], sizes, strict=False))]
+    return jnp.pad(x, [(0, n) for n in after] + [(0, 0)] * (x.ndim - len(after)))
 
 
 class Static(NamedTuple):
@@ -46,10 +69,7 @@ class Static(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which keys a query sees, and the words of `is_kept`: int32 [N or 1, T] and [N or 1, S].
-
-    So nothing of size T·S is drawn or saved, and blocks, devices and engines have one mask.
-    """
+    """Which keys a query sees, and the words of `is_kept`: int32 [N or 1, T] and [N or 1, S]."""
 
     mask: Mask
     words: tuple[jax.Array, jax.Array] | None = None
@@ -64,7 +84,7 @@ class Block(NamedTuple):
     first_key: int = 0
 
     def cut(self, x):
-        """The block's queries of x [N, T, ...]."""
+        """Its queries of x [N, T, ...]."""
         return jax.lax.dynamic_slice_in_dim(x, self.start, self.size, axis=1)
 
     def put(self, x, part):
@@ -95,10 +115,7 @@ def bands(T: int, S: int, mask: Mask) -> Iterator[tuple[int, int, int, int]]:
 
 
 def over_blocks(q, k, seen: Seen, step: Callable[[Block, Any], Any], carry: Any):
-    """`carry = step(block, carry)` for all queries, one block after the other.
-
-    Keys that no query of a band sees, as far as is known without the arrays, are left out.
-    """
+    """`carry = step(block, carry)` for all queries, with the keys that their band sees."""
     on_gpu = platform() == "gpu"
     for start, stop, first, keys in bands(q.shape[1], k.shape[1], seen.mask):
         size = min(GPU_BLOCK if on_gpu else BLOCK, stop - start)
@@ -146,9 +163,7 @@ def product(static: Static, letters: str, a, b):
 def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     """`exp(scale (logits - m))`, m the maximum over the keys that a query sees; 0 at other keys.
 
-    Scaled after the difference: a compiler may round `scale · logits` in two ways, once for the
-    maximum and once for the logits it is subtracted from, and for large ones the two then differ by
-    over 1.
+    The difference first: a compiler may round `scale · logits` in two ways, over 1 apart.
     """
     allowed = seen.mask.block(*block).to_dense(block.size, block.keys - block.first_key)
     if allowed is not None:
@@ -159,22 +174,15 @@ def exponential(logits, seen: Seen, block: Block, scale: float = 1.0):
     return jnp.exp(scale * (logits - highest))
 
 
-def seen_by(mask: Mask, options, examples: int, queries: int, keys: int) -> Seen:
-    """What the queries of a call see, with random words for each example where it has dropout."""
-    if options.dropout_rate == 0:
-        return Seen(mask)
-    rows = 1 if options.broadcast_dropout == "batch" else examples
-    draw = jax.vmap(lambda rng: jax.random.bits(rng, (queries + keys,), jnp.uint32))
-    words = draw(jax.random.split(options.dropout_rng, rows))
+def words_of(options, rows: tuple[int, ...], queries: int, keys: int):
+    """Words of `is_kept` for queries [*rows, T] and keys [*rows, S]."""
+    words = jax.random.bits(options.dropout_rng, (*rows, queries + keys), jnp.uint32)
     words = jax.lax.bitcast_convert_type(words, jnp.int32)
-    return Seen(mask, (words[:, :queries], words[:, queries:]))
+    return words[..., :queries], words[..., queries:]
 
 
 def is_kept(of_queries, of_keys, keep: float):
-    """Whether dropout keeps a weight, from a random word of its query and one of its key (int32).
-
-    Both are mixed as in the finalizers of hash functions.
-    """
+    """Whether dropout keeps a weight: random words of its query and key, mixed as in hashing."""
     x = of_queries ^ of_keys
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = x ^ jax.lax.shift_right_logical(x, np.int32(shift))
@@ -195,8 +203,7 @@ def dropout(static: Static, x, seen: Seen, block: Block):
 def by_rows(run: Callable, queries: int, *trees: Any):
     """`run(*trees)`, on a CPU a few rows at a time; leaves have N rows, or one for all."""
     rows = max(x.shape[0] for x in jax.tree.leaves(trees))
-    most = max(1, CPU_QUERIES // queries)
-    at_once = max(n for n in range(1, min(most, rows) + 1) if rows % n == 0)
+    at_once = divisor(rows, CPU_QUERIES // queries)
     if at_once == rows:
         return run(*trees)
 

@@ -1,13 +1,13 @@
 """Softmax attention by cuDNN's fused kernels on an NVIDIA GPU."""
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mhe_jax.attention.engines.blocks import BIAS_PARTS, with_bias_columns
+from mhe_jax.attention.engines import blocks
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, pad, round_up, why_not
 from mhe_jax.attention.engines.mesh import gpu_capability, parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
@@ -17,62 +17,51 @@ SAVED = ("dot_product_attention_fwd_wrapper",)
 MAX_WIDTH = 128, 256
 
 
-def unsuited(dtype, widths: tuple[int, ...], options) -> str | None:
-    """Why cuDNN can do no call of this type and these widths of heads here, or None."""
+def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
+    """Why cuDNN cannot do this call, or None."""
     if platform() != "gpu":
         return f"needs an NVIDIA GPU, this is {platform()}"
-    if dtype not in (jnp.float16, jnp.bfloat16):
-        return f"needs float16 or bfloat16, not {dtype}"
-    capability = gpu_capability()
-    if capability is not None and capability < 8:
-        return f"needs a GPU of compute capability 8.0 or more, not {capability}"
+    (_, T, H, D), (_, S, K, E), dtype = query.shape, value.shape, query.dtype
+    D += BIAS_PARTS * (key_bias is not None)
+    capability, parts = gpu_capability(), parts_of_heads()
     # JAX asks the device that is here, and assumes an old one where there is none.
     most = MAX_WIDTH[capability is not None and capability >= 9]
-    if max(widths) > most:
-        found = " and ".join(map(str, widths))
-        return f"needs heads no wider than {most} on this GPU, not {found}"
-    if options.dropout_rate > 0:
-        return "does not draw the dropout mask of this package (attention dropout is not 0)"
-    if options.sow is not None:
-        return "keeps no attention weights to sow"
-    if options.precision is not None:
-        return "has no precision setting"
-    return None
+    return why_not(
+        mask,
+        options,
+        "dropout sowing precision",
+        (dtype not in (jnp.float16, jnp.bfloat16), f"needs float16 or bfloat16, not {dtype}"),
+        (
+            capability is not None and capability < 8,
+            f"needs a GPU of compute capability 8.0 or more, not {capability}",
+        ),
+        (max(D, E) > most, f"needs heads no wider than {most} on this GPU, not {D} and {E}"),
+        (
+            (T % 2 or S % 2) and _is_bias(_split(mask, T, S)[1]),
+            f"needs even lengths for such a mask, not {T} queries and {S} keys",
+        ),
+        (
+            parts > 1 and (H != K or H % parts),
+            f"needs as many key heads as query heads, and a multiple of {parts}, where a mesh "
+            f"splits them into {parts} parts, not {H} query and {K} key heads",
+        ),
+    ) or missing(query, key, value)
 
 
 def runs_by_itself(dtype, queries: int, width: int, mask: Mask, options) -> bool:
     """Whether cuDNN runs self-attention of heads that share keys, with no mask in memory."""
-    if unsuited(dtype, (width,), options) is not None or parts_of_heads() > 1:
-        return False
-    rest = _split(mask, queries, queries)[1]
-    others = rest.window, rest.key_valid, rest.segment_ids, rest.allowed
-    if rest.is_causal or any(part is not None for part in others):
-        return False
     head = jax.ShapeDtypeStruct((1, queries, 1, width), dtype)
-    return missing(*jax.eval_shape(_padded, head, head, head)) is None
-
-
-def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
-    """Why cuDNN cannot do this call, or None."""
-    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
-    reason = unsuited(query.dtype, (D, E), options)
-    if reason is not None:
-        return reason
-    T, S = query.shape[1], key.shape[1]
-    if (T % 2 or S % 2) and _split(mask, T, S)[1].to_dense(T, S) is not None:
-        return f"needs even lengths for such a mask, not {T} queries and {S} keys"
-    H, K, parts = query.shape[2], key.shape[2], parts_of_heads()
-    if parts > 1 and (H != K or H % parts):
-        return (
-            f"needs as many key heads as query heads, and a multiple of {parts}, where a mesh "
-            f"splits them into {parts} parts, not {H} query and {K} key heads"
-        )
-    return missing(*_padded(query, key, value))
+    if parts_of_heads() > 1 or _is_bias(_split(mask, queries, queries)[1]):
+        return False
+    return refusal(head, head, head, None, mask, options) is None
 
 
 def missing(query, key, value) -> str | None:
     """Why cuDNN itself is not available here, or None."""
-    call = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+
+    def call(*arrays):
+        return jax.nn.dot_product_attention(*_padded(*arrays), implementation="cudnn")
+
     try:
         jax.eval_shape(call, query, key, value)
     except RuntimeError as error:
@@ -80,13 +69,11 @@ def missing(query, key, value) -> str | None:
     return None
 
 
-def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale: float
-) -> tuple[jax.Array, jax.Array]:
+def attend(query, key, value, key_bias, mask: Mask, options, *, scale: float):
     """See `engines.attend`."""
     T, S, E = query.shape[1], key.shape[1], value.shape[-1]
     if key_bias is not None:
-        query, key, value = with_bias_columns(query, key, value, key_bias / scale)
+        query, key, value = blocks.with_bias_columns(query, key, value, key_bias / scale)
     query, key, value = _padded(query, key, value)
     native, rest = _split(mask, T, S)
     has_key = mask.row_has_key(T, S, query.dtype)
@@ -100,8 +87,7 @@ def attend(
     if lengths is not None:
         lengths = jnp.broadcast_to(lengths, len(query)).astype(jnp.int32).clip(1, S)
     if parts_of_heads() > 1:
-        # cuDNN takes only arrays that are split alike, and `el` cuts its keys from one that is not
-        # split.
+        # cuDNN takes only arrays that are split alike, and `el` cuts its keys from one that is not.
         axes = ("batch", "length", "activation_heads", None)
         query, key, value = (nn.with_logical_constraint(x, axes) for x in (query, key, value))
     output = jax.nn.dot_product_attention(
@@ -136,11 +122,12 @@ def _split(mask: Mask, T: int, S: int) -> tuple[Mask, Mask]:
     return native, rest
 
 
+def _is_bias(rest: Mask) -> bool:
+    """Whether there is anything in the mask that cuDNN takes as a bias."""
+    return rest.is_causal or rest.window is not None or bool(jax.tree.leaves(rest))
+
+
 def _padded(query, key, value):
     """Query, key and value padded with zeros to one width, a multiple of 8."""
-    width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-
-    def pad(x):
-        return jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, width - x.shape[-1])))
-
-    return tuple(pad(x) for x in (query, key, value))
+    width = round_up(max(query.shape[-1], value.shape[-1]), 8)
+    return tuple(pad(x, *x.shape[1:3], width) for x in (query, key, value))

@@ -11,10 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 
 def platform() -> str:
-    """The platform that a call is compiled for: 'cpu', 'gpu' or 'tpu'.
-
-    That of the current mesh, whose devices need not be present, else JAX's default.
-    """
+    """'cpu', 'gpu' or 'tpu': of the current mesh, which may be only described, or JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
@@ -27,15 +24,11 @@ def gpu_capability() -> float | None:
 
 
 def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
-    """`run` for a call of `engines.attend_shared`, with N rows of examples times groups.
+    """`run(q, k, v, b, parts)` of `engines.shared`, with rows of examples times groups.
 
-    `run(q, k, v, b, parts)` takes q [N, T, D], k [N, S, D], v [N, S, R or 1, E], b [N, S, R] for
-    the R heads of a group, and gives [N, T, R, E], or a tree of such arrays. Leaves of `parts` have
-    a row for each example, or one for all, and reach `run` with N or one.
-
-    On a mesh each device has its own rows and heads: batch and heads are split as the logical axis
-    rules say for `batch` and `activation_heads`, where they divide the sizes; several groups of
-    heads are split by group. Without a mesh, or inside another `shard_map`, nothing is split.
+    On a mesh each device has its own: examples and heads (of several groups, groups) are split as
+    the logical axis rules say for `batch` and `activation_heads`, where they divide the sizes.
+    Leaves of `parts` have a row for each example, or one for all, and reach `run` with N or one.
     """
 
     def local(query, key, value, key_bias, parts):
@@ -47,10 +40,8 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
         if G > 1:
             parts = jax.tree.map(lambda x: x if len(x) == 1 else jnp.repeat(x, G, 0), parts)
 
-        def of_heads(x):
-            return x.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
-
-        return jax.tree.map(of_heads, run(q[:, :, 0], k[:, :, 0], v, b, parts))
+        output = run(q[:, :, 0], k[:, :, 0], v, b, parts)
+        return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
 
     mesh, batch, heads = _mesh_axes()
     if mesh is None:
@@ -59,30 +50,18 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
     batch = _if_divides(mesh, batch, B)
     heads = _if_divides(mesh, heads, H if G == 1 else G)
     grouped = PartitionSpec(batch, None, heads if G > 1 else None, None)
-    own = PartitionSpec(batch, None, heads, None)
+    own, bias = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
     rows = jax.tree.map(lambda x: PartitionSpec(batch if len(x) == B else None), parts)
-    return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(
-            grouped,
-            grouped,
-            own if K == H else grouped,
-            PartitionSpec(batch, None, heads),
-            rows,
-        ),
-        out_specs=own,
-        check_vma=False,
-    )(query, key, value, key_bias, parts)
+    specs = grouped, grouped, own if K == H else grouped, bias, rows
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)
+    return mapped(query, key, value, key_bias, parts)
 
 
 def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
     """`run` for a call of `engines.attend`; on a mesh each device has its own examples and heads.
 
-    `run(query, key, value, key_bias, parts)` has the shapes of the call and gives arrays
-    [B, T, H, ·]. Leaves of `parts` have a row for each example, or one for all; the dense part of a
-    mask, and random keys [B, H], also have one for each head, or one for all. Key heads that are
-    too few to be split are repeated, except a single one, which every device has whole.
+    Leaves of `parts` have a row for each example, or one for all, and those of `has_heads` likewise
+    for each head. Key heads that are too few to be split are repeated; a single one is whole.
     """
     mesh, batch, heads = _mesh_axes()
     if mesh is None:
@@ -94,29 +73,25 @@ def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
         key, value = (jnp.repeat(x, repeats, 2) if repeats > 1 else x for x in (key, value))
 
     def spec(x):
-        by_head = x.ndim == 4 or jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        axes = [(batch, B), (heads, H)][: 2 if by_head else 1]
-        return PartitionSpec(
-            *(axis if n == size else None for (axis, size), n in zip(axes, x.shape, strict=False))
-        )
+        axes = [(batch, B), (heads, H)][: 1 + has_heads(x)]
+        sizes = zip(axes, x.shape, strict=False)
+        return PartitionSpec(*(axis if n == size else None for (axis, size), n in sizes))
 
     own = PartitionSpec(batch, None, heads, None)
     of_keys = own if K > 1 else PartitionSpec(batch)
     of_bias = None if key_bias is None else PartitionSpec(batch, None, heads)
-    return jax.shard_map(
-        run,
-        mesh=mesh,
-        in_specs=(own, of_keys, of_keys, of_bias, jax.tree.map(spec, parts)),
-        out_specs=own,
-        check_vma=False,
-    )(query, key, value, key_bias, parts)
+    specs = own, of_keys, of_keys, of_bias, jax.tree.map(spec, parts)
+    mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)
+    return mapped(query, key, value, key_bias, parts)
+
+
+def has_heads(x) -> bool:
+    """Whether its second axis is heads, as of the dense part of a mask."""
+    return x.ndim == 4
 
 
 def varying(tree: Any, like: Any) -> Any:
-    """`tree`, marked as varying over the mesh axes over which leaves of `like` vary.
-
-    Inside `jax.shard_map`, the start of a loop and the result of a branch must be so marked.
-    """
+    """`tree`, marked as varying as `like`: inside `shard_map` starts of loops must be so marked."""
     axes = frozenset[str]().union(*map(_varying_axes, jax.tree.leaves(like)))
 
     def vary(x):
@@ -135,18 +110,14 @@ def _varying_axes(x) -> frozenset[str]:
 def parts_of_heads() -> int:
     """Into how many parts the mesh splits the heads of a call."""
     mesh, _, heads = _mesh_axes()
-    return 1 if mesh is None else _size(mesh, heads)
+    return _size(mesh, heads)
 
 
 def parts_of_call(examples: int, heads: int) -> int:
     """Into how many parts the mesh splits the scores of a call."""
     mesh, *axes = _mesh_axes()
-    if mesh is None:
-        return 1
-    sizes = (
-        _size(mesh, _if_divides(mesh, a, n)) for a, n in zip(axes, (examples, heads), strict=True)
-    )
-    return math.prod(sizes)
+    both = zip(axes, (examples, heads), strict=True)
+    return math.prod(_size(mesh, _if_divides(mesh, axis, n)) for axis, n in both)
 
 
 def sees_one_device() -> bool:

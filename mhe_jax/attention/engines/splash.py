@@ -1,6 +1,5 @@
 """Softmax attention on a TPU by splash attention, the Pallas kernels that come with JAX.
 
-No score matrix is in memory, forward or backward, and blocks that a causal mask hides cost nothing.
 Padding and segments become segment ids, which the kernel compares; a key bias becomes columns of
 the keys.
 """
@@ -11,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from mhe_jax.attention.engines.blocks import BIAS_PARTS, KEPT, even, round_up, with_bias_columns
+from mhe_jax.attention.engines import blocks as common
+from mhe_jax.attention.engines.blocks import BIAS_PARTS, even, pad, round_up, why_not
 from mhe_jax.attention.engines.mesh import over_heads, platform
 from mhe_jax.attention.mask import Mask
 
@@ -29,33 +29,38 @@ BLOCKS = {
 }
 
 
+def unsuited(arrays, widths: tuple[int, int], mask: Mask, options) -> str | None:
+    """Why no kernel for a TPU can do a call of these arrays and widths of heads, or None."""
+    dtypes = {x.dtype for x in arrays}
+    ours = len(dtypes) == 1 and dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}
+    names = ", ".join(sorted(map(str, dtypes)))
+    too_wide = f"needs heads no wider than {MAX_WIDTH}, not {widths[0]} and {widths[1]}"
+    return why_not(
+        mask,
+        options,
+        "precision dense",
+        (platform() != "tpu", f"needs a TPU, this is {platform()}"),
+        (not ours, f"needs query, key and value in one of bfloat16 and float32, not {names}"),
+        (max(widths) > MAX_WIDTH, too_wide),
+    )
+
+
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     """Why splash attention cannot do this call, or None."""
-    if platform() != "tpu":
-        return f"needs a TPU, this is {platform()}"
-    dtypes = {x.dtype for x in (query, key, value)}
-    if len(dtypes) > 1 or not dtypes <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
-        names = ", ".join(sorted(map(str, dtypes)))
-        return f"needs query, key and value in one of bfloat16 and float32, not {names}"
-    D, E = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
-    if max(D, E) > MAX_WIDTH:
-        return f"needs heads no wider than {MAX_WIDTH}, not {D} and {E}"
-    if options.dropout_rate > 0:
-        return "draws no dropout mask (attention dropout is not 0)"
-    if options.sow is not None:
-        return "keeps no attention weights to sow"
-    if options.precision is not None:
-        return "has no precision setting"
-    if mask.allowed is not None:
-        return "takes a mask in parts only: causal, windows, padding, segments; not a dense array"
-    if mask.is_causal and mask.offset is not None:
-        return "takes a causal mask without an offset only"
-    if mask.window is not None:
-        if mask.window_offset is not None:
-            return "takes a window without an offset only"
-        if query.shape[1] > key.shape[1] + mask.window[0]:
-            return "takes a window only where each query has a key in it"
-    return None
+    widths = query.shape[-1] + BIAS_PARTS * (key_bias is not None), value.shape[-1]
+    return unsuited((query, key, value), widths, mask, options) or why_not(
+        mask,
+        options,
+        "dropout sowing",
+        (
+            any(bound is not None for bound in mask.query_bounds(1)),
+            "takes a causal mask or a window without an offset only",
+        ),
+        (
+            mask.window is not None and query.shape[1] > key.shape[1] + mask.window[0],
+            "takes a window only where each query has a key in it",
+        ),
+    )
 
 
 def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -65,9 +70,7 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     return None
 
 
-def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale, blocks=None, interpret=False
-) -> tuple[jax.Array, jax.Array]:
+def attend(query, key, value, key_bias, mask, options, *, scale, blocks=None, interpret=False):
     """See `engines.attend`; `interpret` runs the kernels on any device, slowly."""
 
     def local(query, key, value, key_bias, mask):
@@ -76,13 +79,13 @@ def attend(
             return jnp.zeros((B, T, H, E), query.dtype)
         query = query * jnp.asarray(scale, query.dtype)
         if key_bias is not None:
-            query, key, value = with_bias_columns(query, key, value, key_bias)
+            query, key, value = common.with_bias_columns(query, key, value, key_bias)
         block_queries, block_keys, step = blocks or _blocks(T, S, max(query.shape[-1], E))
         padded = round_up(T, block_queries), round_up(S, block_keys)
         ids = _segments(mask, B, T, S, *padded)
         kernel = _kernel(mask, H, *padded, (block_queries, block_keys, step), interpret)
         query, key, value = (
-            _padded(x, size).swapaxes(1, 2)
+            pad(x, size).swapaxes(1, 2)
             for x, size in zip((query, key, value), (padded[0], padded[1], padded[1]), strict=True)
         )
         output: Any = jax.vmap(kernel)(query, key, value, ids)
@@ -102,10 +105,8 @@ def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
 
 
 def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
-    """Segment ids of queries and keys, with another id for hidden keys; None if all match.
-
-    The causal mask alone hides the keys that are padding where no query comes after them.
-    """
+    """Segment ids of queries and keys, with another id for hidden keys; None if all match."""
+    # The causal mask alone hides the keys that are padding where no query comes after them.
     no_padding = padded_keys == S or (mask.is_causal and T <= S)
     parts = mask.key_lengths, mask.key_valid, mask.segment_ids
     if no_padding and all(part is None for part in parts):
@@ -144,10 +145,6 @@ def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
         ),
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name=KEPT,
+        residual_checkpoint_name=common.KEPT,
         interpret=interpret,
     )
-
-
-def _padded(x, length):
-    return jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0)))

@@ -15,16 +15,15 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
     return None
 
 
-def attend(
-    query, key, value, key_bias, mask: Mask, options, *, scale: float
-) -> tuple[jax.Array, jax.Array]:
-    """See `engines.attend`. Logits of all heads are in memory: B·H·T·S numbers."""
+def attend(query, key, value, key_bias, mask: Mask, options, *, scale: float):
+    """See `engines.attend`."""
+    if isinstance(key, tuple):
+        return _of_factors(query, key, value, key_bias, mask, options, scale)
     B, T, H, D = query.shape
     S, K, E = key.shape[1], key.shape[2], value.shape[3]
     dtype = query.dtype
-    # Divided as in Flax, and rounded alike. Heads first, so that logits come out of the product in
-    # the order the softmax reads; heads that share a key head are rows of one product: a separate
-    # axis, even of length 1, makes gradients a third slower on a CPU.
+    # Divided as in Flax, and rounded alike. Heads that share a key head are rows of one product: a
+    # separate axis, even of length 1, makes gradients a third slower on a CPU.
     query = query / jnp.asarray(1 / scale, dtype)
     # Not `B > 1`: in an export B may be a symbol, which is not 1.
     if T == 1 and B != 1 and 1 < K < H and platform() == "gpu":
@@ -40,11 +39,9 @@ def attend(
 
 
 def _of_one(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
-    """One query an example, as in decoding: multiply and sum, in the order of the cache.
+    """One query an example, as in decoding, by sums in the order of the cache.
 
-    For products of several heads that serve several queries each, XLA copies keys and values on a
-    GPU, heads first: three times the bytes. One key head lies in the order of its product, and a
-    product with one row XLA makes a sum itself. On a CPU products are faster, whatever the heads.
+    For products XLA would copy keys and values on a GPU, heads first: three times the bytes.
     """
     (B, _, H, D), (_, S, K, E), dtype = query.shape, value.shape, query.dtype
     wide = np.promote_types(dtype, jnp.float32)
@@ -57,11 +54,33 @@ def _of_one(query, key, value, key_bias, mask: Mask, options) -> tuple[jax.Array
     return output.reshape(B, 1, H, E), total
 
 
-def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
-    """Scaled products [B, H, T, S] to the weights of values, of the same shape and type.
+def _of_factors(query, key, value, key_bias, mask: Mask, options, scale):
+    """Keys and values that are sums of products, and are not made:
 
-    The weights are the softmax over the allowed keys, after dropout; returned with their sum.
+        k[s, h] = Σ_i a[s, h, i] b[s, i]      q[t, h]·k[s, h] = Σ_i a[s, h, i] (q[t, h]·b[s, i])
+        v[s, h] = Σ_i a'[s, h, i] b'[s, i]    Σ_s w[s] v[s, h] = Σ_i Σ_s (w[s] a'[s, h, i]) b'[s, i]
+
+    A score takes R(D + 1) multiply-adds and R numbers of memory, against D multiply-adds with keys
+    that are made, by RD for each head and key: this is for few queries over a cache.
     """
+    (a, b), (of_value, basis) = key, value
+    (B, T, H, D), (_, S, R, _), (_, _, P, E) = query.shape, b.shape, basis.shape
+    # [B, S, H, R] to [B, H, 1, S, R].
+    a, of_value = (x.swapaxes(1, 2)[:, :, None] for x in (a, of_value))
+    query = query / jnp.asarray(1 / scale, query.dtype)
+    rows = query.swapaxes(1, 2).reshape(B, H * T, D)
+    # Terms are rows, as they lie in memory: as an axis of the product they would be copied.
+    b, basis = b.reshape(B, S * R, D), basis.reshape(B, S * P, E)
+    products = jnp.einsum("bnd,bmd->bnm", rows, b, precision=options.precision)
+    logits = (products.reshape(B, H, T, S, R) * a).sum(-1)
+    weights, total = weigh(checkpoint_name(logits, KEPT), key_bias, mask, options)
+    weights = (weights[..., None] * of_value).reshape(B, H * T, S * P)
+    output = jnp.einsum("bnm,bme->bne", weights, basis, precision=options.precision)
+    return checkpoint_name(output, KEPT).reshape(B, H, T, E).swapaxes(1, 2), total
+
+
+def weigh(logits, key_bias, mask: Mask, options) -> tuple[jax.Array, jax.Array]:
+    """The softmax of logits [B, H, T, S] over the allowed keys, after dropout; and its sums."""
     (B, _, T, S), dtype = logits.shape, logits.dtype
     if key_bias is not None:
         wide = np.promote_types(dtype, jnp.float32) if options.float32_softmax else dtype

@@ -1,16 +1,13 @@
 """GHLA: grouped-head latent attention, whose heads share score maps and are decoded of latents."""
 
 import dataclasses
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.module import Attention, Call
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import Moments
-from mhe_jax.config import InputError
 
 
 class GroupedHeadLatentAttention(Attention):
@@ -25,8 +22,7 @@ class GroupedHeadLatentAttention(Attention):
     W_g `gate` [M, H, D] and W_o [H, D, M].
 
     Parameters M(GD + KD + K·d_l + HD) + d_l·HD + HDM. Cached numbers per token K(D + d_l), and
-    G(D + d_l) multiply-adds for each pair of query and key. Heads have no keys and no values, so
-    nothing is to be absorbed.
+    G(D + d_l) multiply-adds for each pair of query and key.
 
     A mask is one of maps, [..., G, T, S], and so are the weights that are sown. In the paper's code
     W_q, W_k, W_c and W_g have biases and W_o none; here `use_bias` is for all of these.
@@ -54,11 +50,8 @@ class GroupedHeadLatentAttention(Attention):
         if G % K:
             raise ValueError(f"num_kv_heads={K} must divide num_groups={G}")
         super().check(head_features, features)
-        if H // G * head_features % width:
-            raise ValueError(
-                f"latent_features={width} must divide {H // G * head_features}, the width of a "
-                "group's heads"
-            )
+        if (whole := H // G * head_features) % width:
+            raise ValueError(f"latent_features={width} must divide {whole}, a group's heads")
 
     @property
     def kv_heads(self) -> int:
@@ -89,9 +82,6 @@ class GroupedHeadLatentAttention(Attention):
     def core(self, head_features: int) -> tuple[int, int, int]:
         G, width = self._sizes(head_features)
         return G * head_features, G * width, 0
-
-    def nearest(self, heads: Heads, moments: Moments) -> NoReturn:
-        raise InputError("ghla is not made from others: a gate multiplies its heads")
 
     def _sizes(self, D: int) -> tuple[int, int]:
         """G and d_l."""

@@ -4,27 +4,11 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax
-import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.kinds.mqa import MultiQueryAttention
-from mhe_jax.attention.module import Call
-from mhe_jax.attention.nearest.factors import common_factor
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import (
-    Joint,
-    Moments,
-    Parameters,
-    Scores,
-    last,
-    shared_values,
-    widened,
-)
+from mhe_jax.attention.kinds.mha import MultiQueryAttention
+from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.projection import named
-from mhe_jax.config import InputError
-
-# The constant of a latent is at least this many times √E‖u‖²: its size then holds to about 1e-6.
-CONSTANT = 1000
 
 
 class MultiMatrixFactorizationAttention(MultiQueryAttention):
@@ -36,12 +20,10 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     applies to W_dq, W_k, W_v and W_o; W_uq, which makes heads, has no bias.
 
     MFA-KR, with `reuse_keys`: `V = K + α ⊙ (K N)`, N [C, C], `key_to_value`, α [C], `value_scale`.
-    Only keys are cached. The weighted sum of values is linear in them, so α and N are applied to
-    the output of each head, and values of cached keys are never made. N starts at 0, where values
-    are the keys, and α at 1: if it were 0 too, neither would have a gradient. Where `inputs_v` is
-    given, values are made from its projection by W_k; with `decode`, whose cache has one array for
-    both, `inputs_v` is refused. With `normalize_qk` and `rotary` values are made from keys before
-    norm and rotation, so keys get both as they are read from the cache.
+    Only keys are cached: α and N are applied to the output of each head. N starts at 0, where
+    values are the keys, and α at 1. Where `inputs_v` is given, values are its projection by W_k;
+    with `decode`, whose cache has one array for both, `inputs_v` is refused. With `normalize_qk`
+    and `rotary` keys get both as they are read from the cache, and values neither.
 
     Parameters M(r + 2C) + rHC + HCM, for MFA-KR M(r + C) + C² + C + rHC + HCM, without biases and
     scales. Cached numbers per token 2C, for MFA-KR C.
@@ -62,6 +44,8 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     kind: ClassVar[str] = "mfa"
     not_linear: ClassVar[str | None] = "a norm lies between its inputs and its queries"
 
+    nearest = Attention.nearest  # not as mqa
+
     @property
     def one_source(self) -> bool:
         return self.reuse_keys
@@ -71,7 +55,7 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
         return None if self.reuse_keys else "key"
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
-        rank = self._rank(call.head_features)
+        rank = self.query_rank or call.head_features
         latent = self._projection("query_latent")(x, (rank,), ("embed", None))
         latent = self.rms_norm("query_latent_norm")(latent)
         names = ("embed", "heads", "head_features")
@@ -103,85 +87,3 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
         scored, weighted, _ = super().core(head_features)
         # N multiplies the output of each head.
         return scored, weighted, (self.num_heads - 1) * head_features**2 * self.reuse_keys
-
-    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
-        """Keys and values as in `mqa`, with `reuse_keys` one for both, like the latent of `mla`.
-
-        With `reuse_keys` values are the keys, since W_o can hold any map of them.
-        """
-        C = heads.out.shape[1]
-        both, scores = Joint(heads, moments, True), Scores(heads, moments, True)
-        if self.reuse_keys:
-            U = common_factor(both.rows, C)
-            basis, upper = np.linalg.qr(scores.key @ both.key_inverse @ U)
-            out = upper @ U.T @ both.maps
-            out = np.pad(out, ((0, 0), (0, C - out.shape[1]), (0, 0)))
-            params = {"value_scale": np.ones(C), "out": {"kernel": out}}
-        else:
-            basis = common_factor(scores.forms * both.sizes[:, None, None], C)
-            params = shared_values(scores, 1, C)
-        bases = np.broadcast_to(basis, (len(heads.out), *basis.shape))
-        latent, query = from_latent(scores, both.sizes, bases, self._rank(C), moments)
-        key = widened(scores.key_inverse @ basis, C)
-        query = np.pad(query, ((0, 0), (0, 0), (0, C - query.shape[-1])))
-        made = {"query": {"kernel": last(query) * C**0.5}, "key": {"kernel": key}}
-        return params | latent | made
-
-    def _rank(self, C: int) -> int:
-        """r."""
-        return C if self.query_rank is None else self.query_rank
-
-
-# RMSNorm divides a latent u = x W by its size `√(mean u²)`, which differs from token to token. No
-# other kind does that. So one feature of u is a constant B, set by a bias: beside it the others are
-# so small that the size is the same for all tokens, up to a part of about `(‖u‖² - E‖u‖²) / 2B²`,
-# and the norm is a constant factor, which its scale undoes. That feature is 1 after the norm, and
-# what is made from it is the bias that projections of a latent do not have.
-
-
-def from_latent(
-    scores: Scores, sizes: np.ndarray, bases: np.ndarray, rank: int, moments: Moments
-) -> tuple[Parameters, np.ndarray]:
-    """A latent of queries, with its norm, and the map [H, rank, R] from it to queries.
-
-    `bases` [H, N, R] are the keys of each head, orthonormal in the coordinates of `scores`.
-    """
-    check_room("query_rank", rank, 2)
-    rest = scores.rest @ bases
-    U = common_factor(rest.swapaxes(1, 2) * sizes[:, None, None], rank - 1)
-    kernel = widened(scores.queries_about_mean(U), rank - 1)
-    kernel, bias, scale = held(kernel, moments.query, -scores.mu @ kernel)
-    latent = {
-        "query_latent": {"kernel": kernel, "bias": bias},
-        "query_latent_norm": {"scale": scale},
-    }
-    up = rows_up_to(last(U.T @ rest), rank)
-    up[-1] = np.einsum("hn,hnr->hr", scores.mean, bases)
-    return latent, last(up)
-
-
-def held(
-    kernel: np.ndarray, second: np.ndarray, bias: np.ndarray | float = 0.0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kernel, bias and norm scale of u = x W + b [n] and the constant, [n+1].
-
-    `second` has the moments of x, about its mean where b subtracts that.
-    """
-    size = np.trace(kernel.T @ second @ kernel)
-    # A power of two, which narrow types hold exactly.
-    constant = 2.0 ** np.ceil(np.log2(CONSTANT * max(size, 1.0) ** 0.5))
-    n = kernel.shape[1]
-    scale = np.full(n + 1, ((constant**2 + size) / (n + 1)) ** 0.5)
-    scale[-1] /= constant
-    return np.pad(kernel, ((0, 0), (0, 1))), np.append(np.zeros(n) + bias, constant), scale
-
-
-def rows_up_to(kernel: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(kernel, ((0, rows - len(kernel)), (0, 0), (0, 0)))
-
-
-def check_room(field: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(
-            f"{field} is {value}: takes {least} or more, for one feature of a latent holds its norm"
-        )

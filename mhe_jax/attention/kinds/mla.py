@@ -4,23 +4,10 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.forms import AttentionOverCache
-from mhe_jax.attention.kinds.mfa import check_room, from_latent, held, rows_up_to
 from mhe_jax.attention.module import Call
-from mhe_jax.attention.nearest.factors import common_factor, sharing
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import (
-    Joint,
-    Moments,
-    Parameters,
-    Scores,
-    filled,
-    last,
-    widened,
-)
 
 # Logical names of the kernels that make heads; a latent takes the place of the model's width.
 OF_HEADS = ("embed", "heads", "head_features")
@@ -45,9 +32,8 @@ class MultiHeadLatentAttention(AttentionOverCache):
     with its own norm, and head h is made from latent ⌊hG/H⌋ by W_uk and W_uv [r/G, H, D].
 
     Absorbed: `q·(c W_uk[h]) = (q W_uk[h]ᵀ)·c`, and `Σ_j w_j (c_j W_uv[h]) = (Σ_j w_j c_j) W_uv[h]`.
-    So the latents themselves are keys and values, with one key head for each latent, and those of
-    the heads are never made. This is exact, and takes fewer operations for few queries over a
-    cache.
+    So the latents themselves are keys and values, with one key head for each latent. This is exact,
+    and takes fewer operations for few queries over a cache.
 
     Where `inputs_v` is given, its latent gives the values; with `decode`, whose cache has one
     latent for both, `inputs_v` is refused. `normalize_qk` applies to the D features that are not
@@ -83,8 +69,8 @@ class MultiHeadLatentAttention(AttentionOverCache):
 
     def check(self, head_features: int, features: int) -> None:
         super().check(head_features, features)
-        r, H, G = self._width(head_features), self._readers, self.latent_groups
-        for name, whole in (("latent_features", r), ("num_heads", H)):
+        G, r = self.latent_groups, self.latent_features or 4 * head_features
+        for name, whole in (("latent_features", r), ("num_heads", self._readers)):
             if whole % G:
                 raise ValueError(f"latent_groups={G} must divide {name}={whole}")
 
@@ -104,13 +90,12 @@ class MultiHeadLatentAttention(AttentionOverCache):
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         (G, width), R = self._latents(call.head_features), self.turned_features(call.head_features)
-        latent = self._projection("latent")
-        norm = self.rms_norm("latent_norm", ("groups", "norm") if G > 1 else ("norm",))
+        groups, names = ((G, width), ("groups", "norm")) if G > 1 else ((width,), ("norm",))
+        latent, norm = self._projection("latent"), self.rms_norm("latent_norm", names)
 
         def latent_of(x):
             """[B, S, 1, r]."""
             c = latent(x, (G * width,), ("embed", None))
-            groups = (G, width) if G > 1 else (width,)
             c = self._calibrated(norm(c.reshape(*c.shape[:2], *groups)), x.shape[-1])
             return c.reshape(*c.shape[:2], 1, G * width)
 
@@ -158,48 +143,6 @@ class MultiHeadLatentAttention(AttentionOverCache):
             return H * (width + R), H * (width + (R if G == 1 else 0)), 0
         return H * (D + R), H * D, 2 * width * H * D
 
-    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
-        """The best common columns of keys and values of all heads, or of a group's.
-
-        The joint SVD of keys and values (MHA2MLA, Ji et al. 2025, arXiv 2502.14837), of `Joint`.
-        Queries stay as they are, without a bias, which has no place; with `query_rank` they are
-        made from the latent that serves those of all heads best, and from their bias.
-        """
-        D, compressed = heads.out.shape[1], self.query_rank is not None
-        G, width = self._latents(D)
-        check_room("latent_features", G * width, 2 * G)
-        heads, both = Joint.in_groups(
-            heads, moments, compressed, G, lambda both: [sharing(both.rows, width - 1)]
-        )
-        scores = Scores(heads, moments, compressed)
-        latents, bases, keys, values = [], [], [], []
-        for own in np.split(np.arange(len(both.rows)), G):
-            U = common_factor(both.rows[own], width - 1)
-            kernel = both.key_inverse @ U
-            latents.append(held(widened(kernel, width - 1), moments.value))
-            basis, upper = np.linalg.qr(scores.key @ kernel)
-            for h in own:
-                V = common_factor(scores.forms[h] @ basis, D)
-                bases.append(basis @ V)
-                keys.append(np.linalg.solve(upper, V))
-                values.append(U.T @ both.key @ heads.value[h, :-1])
-        params: Parameters = {}
-        of_keys = np.stack(bases)
-        if self.query_rank is None:
-            query, _ = scores.queries(scores.forms @ of_keys)
-        else:
-            params, query = from_latent(scores, both.sizes, of_keys, self.query_rank, moments)
-        query, key = filled(query, np.stack(keys), D)
-        kernels, biases, scales = zip(*latents, strict=True)
-        return params | {
-            "query": {"kernel": last(query) * D**0.5},
-            "latent": {"kernel": np.concatenate(kernels, 1), "bias": np.concatenate(biases)},
-            "latent_norm": {"scale": np.stack(scales)},
-            "key": {"kernel": rows_up_to(last(key), width)},
-            "value": {"kernel": rows_up_to(last(np.stack(values)), width)},
-            "out": {"kernel": heads.out},
-        }
-
     @property
     def _readers(self) -> int:
         """Query heads of the engine, each of which reads one latent."""
@@ -211,30 +154,25 @@ class MultiHeadLatentAttention(AttentionOverCache):
 
     def _latents(self, D: int) -> tuple[int, int]:
         """G, and the width of each latent."""
-        return self.latent_groups, self._width(D) // self.latent_groups
-
-    def _width(self, D: int) -> int:
-        """r."""
-        return 4 * D if self.latent_features is None else self.latent_features
+        return self.latent_groups, (self.latent_features or 4 * D) // self.latent_groups
 
     def _up(self, name: str, c: jax.Array, call: Call) -> jax.Array:
         """Latents [B, S, G, r/G] to heads [B, S, H, D] by W_uk or W_uv."""
-        (B, S, G, _), H, D = c.shape, self._readers, call.head_features
-        if G == 1:
+        H, D = self._readers, call.head_features
+        if c.shape[2] == 1:
             return self._projection(name, use_bias=False)(c[:, :, 0], (H, D), OF_HEADS)
-        made = self._by_matrix("bsgi,igkd->bsgkd", c, name, call)
-        return made.reshape(B, S, H, D)
+        return self._by_matrix("bsgi,igkd->bsgkd", c, name, call)
 
     def _absorbed(self, equation: str, heads: jax.Array, name: str, call: Call) -> jax.Array:
         """[B, T, H, ·] times W_uk or W_uv, [B, T, H, ·]."""
-        (B, T, H, width), G = heads.shape, self.latent_groups
-        groups = heads.reshape(B, T, G, H // G, width)
-        made = self._by_matrix(equation, groups, name, call)
-        return made.reshape(B, T, H, made.shape[-1])
+        B, T, H, width = heads.shape
+        groups = heads.reshape(B, T, self.latent_groups, H // self.latent_groups, width)
+        return self._by_matrix(equation, groups, name, call)
 
     def _by_matrix(self, equation: str, x: jax.Array, name: str, call: Call) -> jax.Array:
-        """The product of `x` and W_uk or W_uv [r/G, G, H/G, D]."""
+        """The product of `x` and W_uk or W_uv [r/G, G, H/G, D]: [B, T, H, ·]."""
         (G, width), H, D = self._latents(call.head_features), self._readers, call.head_features
         kernel = self._projection(name, use_bias=False).matrix((width,), (H, D), OF_HEADS)
         kernel = kernel.reshape(width, G, H // G, D).astype(x.dtype)
-        return jnp.einsum(equation, x, kernel, precision=self.precision)
+        made = jnp.einsum(equation, x, kernel, precision=self.precision)
+        return made.reshape(*made.shape[:2], H, made.shape[-1])

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -10,9 +10,6 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.kinds.mla import MultiHeadLatentAttention
 from mhe_jax.attention.module import Call
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import Moments
-from mhe_jax.config import InputError
 
 
 class MultiHeadLowRankAttention(MultiHeadLatentAttention):
@@ -23,13 +20,11 @@ class MultiHeadLowRankAttention(MultiHeadLatentAttention):
     `c_i = √(M G/r) norm_i((X W_dkv)_i)`, r/G wide, and `c' = √(M/d_q) norm(X W_dq)`. Branch a has
     the G/b latents from aG/b on, and head h reads the latent i = aG/b + ⌊h(G/b)/H⌋ in it. With
     b = G, MLRA-4, every head reads all latents; MLRA-2 is G = 4 and b = 2; b = 1 is GLA with these
-    factors. W_uk `key` and W_uv `value` are [r/G, bH, D], branch after branch, so that tensor
-    parallelism by G gives each device the matrices of one latent, which is all it has to read of
-    the cache: (r/G + R) numbers per token.
+    factors. W_uk `key` and W_uv `value` are [r/G, bH, D], branch after branch: a device of G reads
+    one latent of the cache, (r/G + R) numbers per token.
 
-    The factors stand for the inverse of what a latent's width does to the variance of what is made
-    of it, where all matrices start at one standard deviation: hence `kernel_init`. With one that
-    knows the width they are too much. The paper starts W_o at 0: `out_kernel_init`.
+    The factors undo what a latent's width does to variance where all matrices start at one standard
+    deviation: hence `kernel_init`. The paper starts W_o at 0: `out_kernel_init`.
 
     Parameters `M·d_q + d_q·H(D+R) + M(r+R) + 2(b/G)rHD + HDM`, without biases and scales. Cached
     numbers per token r + R. A mask is one of heads; weights that are sown are [..., bH, T, S].
@@ -54,10 +49,8 @@ class MultiHeadLowRankAttention(MultiHeadLatentAttention):
     def check(self, head_features: int, features: int) -> None:
         H, G, b = self.num_heads, self.latent_groups, self._branches
         if G % b or H % (G // b):
-            raise ValueError(
-                f"latent_branches={b} must divide latent_groups={G}, and their quotient "
-                f"num_heads={H}"
-            )
+            quotient = f"their quotient num_heads={H}"
+            raise ValueError(f"latent_branches={b} must divide latent_groups={G}, and {quotient}")
         super().check(head_features, features)
 
     def start(self, call: Call) -> Call:
@@ -73,13 +66,9 @@ class MultiHeadLowRankAttention(MultiHeadLatentAttention):
         summed = heads.reshape(B, T, b, self.num_heads, D).sum(2) * b**-0.5
         return super().project_out(summed, call)
 
-    def nearest(self, heads: Heads, moments: Moments) -> NoReturn:
-        raise InputError("mlra is not made from others: its heads sum several softmaxes")
-
     @property
     def _branches(self) -> int:
-        """b."""
-        return self.latent_groups if self.latent_branches is None else self.latent_branches
+        return self.latent_branches or self.latent_groups
 
     @property
     def _readers(self) -> int:

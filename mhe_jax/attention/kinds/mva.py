@@ -1,25 +1,28 @@
-"""Multi-value attention: one score matrix for all heads, and separate values for each."""
+"""One query and key projection for all heads: MVA, and collaborative attention, which mixes it."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.forms import AttentionInGroups
-from mhe_jax.attention.module import Call
-from mhe_jax.attention.nearest.factors import Cost, Factors, common_factor, sharing_mean
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import (
+from mhe_jax.attention.module import Attention, Call
+from mhe_jax.attention.nearest import (
+    Heads,
     Moments,
     Parameters,
-    Scores,
     balance,
     filled,
+    in_groups,
     own_values,
 )
+from mhe_jax.attention.nearest.factors import common_factor
+from mhe_jax.attention.projection import named
 
 
 class MultiValueAttention(AttentionInGroups):
@@ -27,27 +30,21 @@ class MultiValueAttention(AttentionInGroups):
 
     W_q, W_k [M, D_s] for all heads, with D_s = `score_features`; W_v [M, H, D]; U [M, H] a bias of
     each key for each head, `key_bias/kernel`, without which all heads would have the same weights;
-    W_o [H, D, M]. The mirror of multi-query attention: there values are shared, here queries and
-    keys are, so one score matrix and one exponential serve all heads. With `num_groups` G, W_q and
-    W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
+    W_o [H, D, M]. One score matrix and one exponential serve all heads. With `num_groups` G, W_q
+    and W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
 
     With `rotary` the shared queries and keys are rotated, which leaves one score matrix, and the
-    bias X U is not: it weighs a token by its content, wherever it stands. (The query bias of an
-    MHA, otherwise a case of X U, is not one then, because what it adds depends on the distance.)
+    bias X U is not: it weighs a token by its content, wherever it stands.
 
-    Source: collaborative attention (Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention:
-    Collaborate Instead of Concatenate", arXiv 2006.16362) has these shared queries and keys, a
-    mixing vector for each head, a content bias on the keys, and separate values for each head; with
-    each mixing vector fixed at one it is MVA. Grouped-head latent attention (arXiv 2506.17286) is a
-    neighbour. The factoring to one exponential is close to the Attention Free Transformer (Zhai et
-    al. 2021, arXiv 2105.14103), which has one learned matrix instead of these scores; for softmax
-    attention, exact and with kernels, a search found no earlier instance.
+    Source: collaborative attention with each mixing vector fixed at one (`CollaborativeAttention`).
+    The factoring to one exponential is close to the Attention Free Transformer (Zhai et al. 2021,
+    arXiv 2105.14103), which has one learned matrix instead of these scores; docs/kinds.md has more.
 
     Parameters 2·G·M·D_s + 2·M² + MH. Cached numbers per token G·D_s + H·D + H: with D_s = D a
     little more than half of MHA's, and far more than MHE's 2D.
 
     Attributes beyond `AttentionInGroups`:
-      form: 'shared' (see `mhe_jax.attention.engines.shared.xla`), or 'materialized': H query and
+      form: 'shared' (see `mhe_jax.attention.engines.shared`), or 'materialized': H query and
         key heads, and the bias added to their scores.
       score_features: D_s; None for D.
 
@@ -59,6 +56,7 @@ class MultiValueAttention(AttentionInGroups):
 
     kind: ClassVar[str] = "mva"
     turned_by: ClassVar[str] = "score_features"
+    norms_heads: ClassVar[bool] = False
     keeps_bias: ClassVar[tuple[str, ...]] = ("query",)
     not_rotated: ClassVar[str | None] = "the bias of each key does not turn"
 
@@ -91,46 +89,84 @@ class MultiValueAttention(AttentionInGroups):
         return scored, self.num_heads * (head_features + 1), 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
-        return super().heads(params).with_key_bias(params["key_bias"]["kernel"])
+        """The bias of keys is one more column of theirs, where the queries are a constant."""
+        heads = super().heads(params)
+        H, rows, S = heads.query.shape
+        one = np.zeros((H, rows, 1))
+        one[:, -1] = (S + 1) ** 0.5  # which scores are divided by
+        query = np.concatenate([heads.query * ((S + 1) / S) ** 0.5, one], -1)
+        kernel = np.asarray(params["key_bias"]["kernel"], np.float64)
+        column = np.pad(kernel.T[:, :, None], ((0, 0), (0, 1), (0, 0)))
+        key = np.concatenate([np.repeat(heads.key, H // len(heads.key), 0), column], -1)
+        return dataclasses.replace(heads, query=query, key=key)
 
     def nearest(self, heads: Heads, moments: Moments) -> Parameters:
-        """Values and W_o as they are; for the scores of a group `common_forms`, at width D_s.
-
-        The bias of each head's keys has all that its mean query adds, and so all of its bias.
-        """
+        """Values and W_o as they are; the mean scores of a group; what a mean query adds as U."""
         G, R = self.num_groups, self.score_features or heads.out.shape[1]
-        heads, scores = Scores.in_groups(
-            heads, moments, self.use_bias, G, lambda scores: [self.common_cost(scores, R)]
-        )
-        kernels, keys, factors, biases = [], [], [], []
+        heads, scores = in_groups(heads, moments, self.use_bias, G, R, mean=True, values=False)
+        kernels, keys, biases = [], [], []
         for rest, mean in zip(np.split(scores.rest, G), np.split(scores.mean, G), strict=True):
-            found, mixing, key = self.common_forms(rest, R, heads.key.shape[-1])
+            form = rest.mean(0)
+            key = common_factor(form, R)
+            found = form @ key
             scale = balance(found, key)
-            kernel = scores.queries_about_mean(found * scale)
+            kernel = scores.query_inverse @ (found * scale)
             kernel, key = filled(kernel, scores.key_inverse @ (key / scale), R)
-            mixing = np.pad(mixing, ((0, 0), (0, R - mixing.shape[1])), constant_values=1)
-            biases.append(scores.key_inverse @ mean.T - key @ ((scores.mu @ kernel) * mixing).T)
+            biases.append(scores.key_inverse @ mean.T - (key @ (scores.mu @ kernel))[:, None])
             kernels.append(kernel * R**0.5)
             keys.append(key)
-            factors.append(mixing)
         return own_values(heads) | {
             "query": {"kernel": np.stack(kernels, 1)},
-            "query_head_embedding": np.concatenate(factors) - 1,
             "key": {"kernel": np.stack(keys, 1)},
             "key_bias": {"kernel": np.concatenate(biases, 1)},
         }
-
-    def common_cost(self, scores: Scores, rank: int) -> Cost:
-        """What heads lose that share scores of that rank."""
-        return sharing_mean(scores.rest, rank, float(np.sum(scores.forms**2)))
-
-    def common_forms(self, forms: np.ndarray, rank: int, width: int) -> Factors:
-        """Their mean [M, R] [R, N], between which stand factors of heads [n, R]: here none."""
-        U = common_factor(forms.mean(0), rank)
-        return forms.mean(0) @ U, np.ones((len(forms), U.shape[1])), U
 
     def _over_heads(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, T, G, D_s] to [B, T, H, D_s], which 'shared' does not need."""
         if call.form == "shared":
             return x
         return jnp.repeat(x, self.num_heads // self.num_groups, 2)
+
+
+class CollaborativeAttention(MultiValueAttention):
+    """Collaborative: `O_h = softmax((X W_q ⊙ m[h]) (X W_k)ᵀ / √D_s + 1·(X U)[:, h]ᵀ) X W_v[h]`.
+
+    W_q, W_k [M, D_s] for all heads, with D_s = `score_features`; the mixing vectors m [H, D_s]
+    weigh the features of the scores; W_v [M, H, D]; U [M, H] a bias of each key for each head,
+    `key_bias/kernel`; W_o [H, D, M]. With m = 1 it is `mva`, but it needs H score matrices instead
+    of one. With `num_groups` G, W_q and W_k are [M, G, D_s] and head h reads those of group ⌊hG/H⌋.
+
+    The parameter is e = m - 1, `query_head_embedding`; it has no weight decay. With `rotary` the
+    mixed queries and the key are rotated, and X U is not, as in `mva`.
+
+    Parameters 2·G·M·D_s + 2·M² + MH + H·D_s. Cached numbers per token G·D_s + H·D + H.
+
+    Source: Cordonnier, Loukas and Jaggi 2020, "Multi-Head Attention: Collaborate Instead of
+    Concatenate", arXiv 2006.16362.
+
+    Attributes beyond `MultiValueAttention` (but without its form 'shared'):
+      head_embedding_init: of e, normal(0.5); the paper starts from a decomposed MHA.
+    """
+
+    head_embedding_init: Callable = nn.initializers.normal(0.5)
+
+    kind: ClassVar[str] = "collaborative"
+    nearest = Attention.nearest  # not as mva
+
+    def queries(self, x: jax.Array, call: Call) -> jax.Array:
+        width = self.turned_features(call.head_features)
+        q = self._over_heads(self.project_groups("query", x, width), call)
+        init = named(self.head_embedding_init, ("heads", "head_features"))
+        shape = (self.num_heads, width)
+        e = self.param("query_head_embedding", init, shape, self.param_dtype).astype(q.dtype)
+        return self.normalized("query_ln", q * (1 + e)[None, None])
+
+    def core(self, head_features: int) -> tuple[int, int, int]:
+        H = self.num_heads
+        return H * self.turned_features(head_features), H * head_features, 0
+
+    def heads(self, params: Mapping[str, Any]) -> Heads:
+        heads = super().heads(params)
+        m = 1 + np.asarray(params["query_head_embedding"], np.float64)
+        m = np.pad(m, ((0, 0), (0, 1)), constant_values=1)  # not the column of the bias
+        return dataclasses.replace(heads, query=heads.query * m[:, None])

@@ -8,8 +8,7 @@ import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.module import Attention, Call
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, pair, shared_values
+from mhe_jax.attention.nearest import Heads, Moments, Parameters, Scores, pair, shared_values
 
 
 class SingleHeadAttention(Attention):

@@ -4,14 +4,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
 from mhe_jax.attention.forms import AttentionOverCache
 from mhe_jax.attention.module import Call
-from mhe_jax.attention.nearest.factors import alternate, columns, common_factor, group, sharing
-from mhe_jax.attention.nearest.heads import Heads
-from mhe_jax.attention.nearest.scores import Moments, Parameters, Scores, widened
 
 
 class TensorProductAttention(AttentionOverCache):
@@ -26,8 +22,7 @@ class TensorProductAttention(AttentionOverCache):
     rotated once they are made.
 
     Factored: `q·K_h = 1/R_k Σ_i a_i[h] (q·b_i)` and `Σ_j w_j V_h,j = 1/R_v Σ_i Σ_j (w_j a_ij[h])
-    b_ij`, so the keys and values of heads are never made. This is exact, and takes fewer operations
-    for one query over a cache (see `mhe_jax.attention.engines.factored`).
+    b_ij`, exact, with fewer operations for one query over a cache.
 
     Attributes beyond `AttentionOverCache`:
       form: 'materialized' makes the keys and values of heads, for any engine; 'factored' is above.
@@ -81,32 +76,6 @@ class TensorProductAttention(AttentionOverCache):
         # Queries, keys and values of heads are mixed of what the kernels make.
         return scored, weighted, self.query_rank * self.num_heads * head_features + made
 
-    def nearest(self, heads: Heads, moments: Moments) -> Parameters:
-        """Constant a[h], by biases, so that heads mix R projections that all of them share.
-
-        MHA, MQA and GQA are such cases ("non-contextual TPA", section 4). Keys and values begin as
-        those of groups of heads; then the mixing a, the projections B and what reads them are found
-        in turn. Kernels of a are 0, but can learn: it is left to training that a depends on the
-        token.
-        """
-        D, scores = heads.out.shape[1], Scores(heads, moments, True)
-        a_k, keys = _shared(columns(scores.forms, heads.key.shape[-1]), self.key_rank, D)
-        a_v, values = _shared(columns(scores.maps.swapaxes(1, 2), D), self.value_rank, D)
-        of_heads = np.einsum("hr,nrd->hnd", a_k, keys)
-        read = scores.forms @ np.linalg.pinv(of_heads).swapaxes(1, 2)
-        a_q, queries = _mixed(read, np.linalg.qr(of_heads)[1].swapaxes(1, 2), self.query_rank)
-        query, bias = scores.queries(queries.swapaxes(0, 1) * D**0.5)
-        out = np.linalg.pinv(np.einsum("hr,nrd->hnd", a_v, values)) @ scores.maps
-        return {
-            "query": {"bias": a_q * self.query_rank},
-            "key": {"bias": a_k * self.key_rank},
-            "value": {"bias": a_v * self.value_rank},
-            "query_basis": {"kernel": query.swapaxes(0, 1), "bias": bias},
-            "key_basis": {"kernel": np.einsum("mn,nrd->mrd", scores.key_inverse, keys)},
-            "value_basis": {"kernel": np.einsum("mn,nrd->mrd", scores.value_inverse, values)},
-            "out": {"kernel": out},
-        }
-
     def core_of(self, form: str, head_features: int) -> tuple[int, int, int]:
         H, D, K, V = self.num_heads, head_features, self.key_rank, self.value_rank
         if form == "factored":
@@ -123,59 +92,3 @@ class TensorProductAttention(AttentionOverCache):
     def _mixed(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """`1/R Σ_i a_i[h] b_i`, [B, T, H, D]."""
         return jnp.einsum("bthr,btrd->bthd", a, b, precision=self.precision) / b.shape[2]
-
-
-_State = tuple[np.ndarray, np.ndarray]
-
-
-def _shared(seen: np.ndarray, rank: int, D: int) -> tuple[np.ndarray, np.ndarray]:
-    """a [H, R] and B [N, R, D] by which `Σ_r a[h, r] B[r]` serve the columns [H, N, C] of heads."""
-    H, N, C = seen.shape
-    groups, order = min(rank, H), list(range(H))
-    if H % groups == 0:
-        order = group(H, groups, sharing(seen.swapaxes(1, 2), D))
-    a, bases, factors = np.zeros((H, groups)), [], np.zeros((H, D, C))
-    for r, own in enumerate(np.array_split(order, groups)):
-        U = common_factor(seen[own].swapaxes(1, 2), D)
-        a[own, r] = 1
-        factors[own, : U.shape[1]] = U.T @ seen[own]
-        bases.append(widened(U, D))
-    return _alternate(seen, np.stack(bases, 1), a, factors, rank, fixed=False)
-
-
-def _mixed(read: np.ndarray, factors: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """a [H, R] and B [M, R, D] of `read[h] F[h] ≈ Σ_r a[h, r] B[r] F[h]`, F [H, D, C]."""
-    H, M, D = read.shape
-    u, d, vt = np.linalg.svd(read.reshape(H, -1), full_matrices=False)
-    R = min(rank, len(d))
-    bases = (d[:R, None] * vt[:R] / H**0.5).reshape(R, M, D).swapaxes(0, 1)
-    return _alternate(read @ factors, bases, u[:, :R] * H**0.5, factors, rank, fixed=True)
-
-
-def _alternate(
-    seen: np.ndarray,
-    bases: np.ndarray,
-    a: np.ndarray,
-    factors: np.ndarray,
-    rank: int,
-    fixed: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """a and B of `seen[h] ≈ Σ_r a[h, r] B[r] F[h]`, F `fixed` or free; up to `rank` of them.
-
-    Those that are not needed have a = 0 and random B.
-    """
-    N, R, D = bases.shape
-
-    def step(bases: np.ndarray, state: _State) -> tuple[np.ndarray, _State]:
-        _, factors = state
-        B = bases.reshape(N, R, D)
-        terms = np.einsum("nrd,hdc->hrnc", B, factors).reshape(len(seen), R, -1)
-        both = zip(terms, seen.reshape(len(seen), -1), strict=True)
-        a = np.stack([np.linalg.lstsq(one.T, whole, rcond=None)[0] for one, whole in both])
-        if not fixed:
-            factors = np.linalg.pinv(np.einsum("hr,nrd->hnd", a, B)) @ seen
-        return np.einsum("hr,hdc->hrdc", a, factors).reshape(len(seen), R * D, -1), (a, factors)
-
-    found, (a, _) = alternate(seen, bases.reshape(N, -1), step, (a, factors))
-    a = np.pad(a, ((0, 0), (0, rank - R)))
-    return a, widened(found, rank * D).reshape(N, rank, D)

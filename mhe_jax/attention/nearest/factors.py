@@ -1,11 +1,14 @@
 """Best factors of matrices that several heads are to share, in float64."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations, product
 from typing import Any
 
 import numpy as np
+
+Cost = Callable[[tuple[int, ...]], float]
+Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def root(moments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -20,9 +23,6 @@ def common_factor(stack: np.ndarray, rank: int) -> np.ndarray:
     rows = stack.reshape(-1, stack.shape[-1])
     _, vectors = np.linalg.eigh(rows.T @ rows)
     return vectors[:, ::-1][:, :rank]
-
-
-Cost = Callable[[tuple[int, ...]], float]
 
 
 def left_out(gram: np.ndarray, rank: int) -> float:
@@ -72,34 +72,19 @@ def group(count: int, groups: int, cost: Cost) -> list[int]:
     return [h for part in sorted(parts) for h in part]
 
 
-Factors = tuple[np.ndarray, np.ndarray, np.ndarray]
-_WithRows = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+def parafac(slices: np.ndarray, rank: int) -> Factors:
+    """A [M, R], s [C, R] and K [N, R] of `X[c] ≈ A diag(s[c]) Kᵀ`.
 
-
-def parafac(
-    slices: np.ndarray,
-    rank: int,
-    starts: Sequence[np.ndarray] = (),
-    rows: np.ndarray | None = None,
-    rounds: int = 300,
-) -> _WithRows:
-    """A [M, R], s [C, R], K [N, R] and t [H, R] of `X[c] ≈ A diag(s[c]) Kᵀ` and `r[h] ≈ t[h] Kᵀ`.
-
-    s[:, r] has mean square 1. Least squares, one factor after the other (PARAFAC), from the best of
-    several A: `starts`, and eigenvectors, which are exact where there is an exact answer. `rows` r
-    [H, N] may be left out; t is then empty.
+    s[:, r] has mean square 1. Least squares, one factor after the other (PARAFAC), from the better
+    of two A by eigenvectors, which are exact where there is an exact answer.
     """
-    if rows is None:
-        rows = np.zeros((0, slices.shape[2]))
-    total = float(np.sum(slices**2) + np.sum(rows**2))
     found = []
-    for A in (*starts, *_eigenvectors(slices, rank)):
-        s, K = _scaled_rows(np.linalg.pinv(A) @ slices)
-        found.append(_improve(slices, rows, (A, s, K, _solve(K.T @ K, rows @ K)), 20, total))
+    for A in _eigenvectors(slices, rank):
+        found.append(_improve(slices, (A, *_scaled_rows(np.linalg.pinv(A) @ slices)), 20))
     _, best = min(found, key=lambda one: one[0])
-    A, s, K, t = _improve(slices, rows, best, rounds, total)[1]
+    A, s, K = _improve(slices, best, 300)[1]
     size = np.sqrt(np.mean(s**2, 0)) * np.where(s.sum(0) < 0, -1, 1) + 1e-300
-    return A * size, s / size, K, t
+    return A * size, s / size, K
 
 
 def _eigenvectors(slices: np.ndarray, rank: int) -> list[np.ndarray]:
@@ -122,58 +107,25 @@ def _scaled_rows(mixed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return u[:, :, 0].T, (vt[:, 0] * d[:, :1]).T
 
 
-def _improve(
-    slices: np.ndarray, rows: np.ndarray, start: _WithRows, rounds: int, total: float
-) -> tuple[float, _WithRows]:
+def _improve(slices: np.ndarray, start: Factors, rounds: int) -> tuple[float, Factors]:
     """The error ‖·‖² and the factors after `rounds` rounds, or once nothing changes any more."""
-    A, s, K, t = start
+    (A, s, K), total = start, float(np.sum(slices**2))
     error = np.inf
     for _ in range(rounds):
         XK, KK = slices @ K, K.T @ K
-        t = _solve(KK, rows @ K)
         A = _solve(KK * (s.T @ s), np.einsum("cmr,cr->mr", XK, s))
         s = _solve(KK * (A.T @ A), np.einsum("cmr,mr->cr", XK, A))
         norms = np.linalg.norm(s, axis=0) + 1e-300
         A, s = A * norms, s / norms
-        right = np.einsum("cnr,cr->nr", slices.swapaxes(1, 2) @ A, s) + rows.T @ t
-        K = _solve((A.T @ A) * (s.T @ s) + t.T @ t, right)
+        right = np.einsum("cnr,cr->nr", slices.swapaxes(1, 2) @ A, s)
+        K = _solve((A.T @ A) * (s.T @ s), right)
         before, error = error, total - float(np.sum(right * K))  # after least squares
         if before - error < 1e-5 * error or error < 1e-14 * total:
             break
-    return error, (A, s, K, t)
+    return error, (A, s, K)
 
 
 def _solve(gram: np.ndarray, right: np.ndarray) -> np.ndarray:
     """`right` [N, R] times the inverse of `gram` [R, R], with a tiny ridge."""
     ridge = 1e-12 * np.trace(gram) / len(gram) + 1e-300
     return np.linalg.solve(gram + ridge * np.eye(len(gram)), right.T).T
-
-
-def columns(rows: np.ndarray, rank: int) -> np.ndarray:
-    """X [H, N, rank] with the same `X Xᵀ` as each of `rows` Xᵀ [H, M, N], which have that rank."""
-    _, d, vt = np.linalg.svd(rows, full_matrices=False)
-    return (d[:, :rank, None] * vt[:, :rank]).swapaxes(1, 2)
-
-
-def alternate(
-    seen: np.ndarray,
-    bases: np.ndarray,
-    step: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]],
-    state: Any = None,
-    rounds: int = 300,
-) -> tuple[np.ndarray, Any]:
-    """Bases [N, K] of `seen[h] ≈ bases factors[h]` [H, N, C], by alternating least squares.
-
-    `step(bases, state)` gives the factors [H, K, C], the best of their form that it can find, and
-    the state that it found them by; the bases are then the best for these, and so on.
-    """
-    flat = seen.swapaxes(0, 1).reshape(len(bases), -1)
-    total, error = float(np.sum(seen**2)), np.inf
-    for _ in range(rounds):
-        factors, state = step(bases, state)
-        factors = factors.swapaxes(0, 1).reshape(bases.shape[1], -1)
-        bases = np.linalg.lstsq(factors.T, flat.T, rcond=None)[0].T
-        before, error = error, float(np.sum((flat - bases @ factors) ** 2))
-        if before - error < 1e-5 * error or error < 1e-14 * total:
-            break
-    return bases, state

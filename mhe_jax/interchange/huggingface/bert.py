@@ -9,9 +9,9 @@ import re
 from typing import Any
 
 from mhe_jax.config import Config, InputError, ModelConfig, TaskName
-from mhe_jax.interchange.huggingface.fields import ACTIVATIONS, Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
+from mhe_jax.interchange.huggingface.fields import Fields
 from mhe_jax.interchange.plain import Tensors
+from mhe_jax.interchange.tables import Slot, Table, modules, output
 
 # The classes of transformers for our tasks.
 HEADS = {
@@ -34,14 +34,10 @@ LAYER = {
     "output.dense": "mlp/down",
     "output.LayerNorm": "mlp_norm",
 }
-# The matrices and norms of heads, by the type of the model; MLM is their name for that of `mlm`.
-MLM = {"bert": "cls.predictions", "roberta": "lm_head"}
-MLM_HEADS = {
-    "bert": {
-        "cls.predictions.transform.dense": "head_dense",
-        "cls.predictions.transform.LayerNorm": "head_norm",
-    },
-    "roberta": {"lm_head.dense": "head_dense", "lm_head.layer_norm": "head_norm"},
+# By the type of the model: the head of `mlm`, and in it the matrix and the norm; classifiers.
+MLM = {
+    "bert": ("cls.predictions", "transform.dense", "transform.LayerNorm"),
+    "roberta": ("lm_head", "dense", "layer_norm"),
 }
 CLASSIFIERS = {
     "bert": {"bert.pooler.dense": "pooler", "classifier": "classifier"},
@@ -63,6 +59,11 @@ FIELDS = {
 }
 FIXED = {"norm_position": "post", "norm": "layer", "mlp": "plain"}
 NEEDED = {**FIXED, "context": "text", "pooling": "first", "num_spans": None}
+RULES = {
+    "is_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "position_embedding_type": (None, "absolute"),
+}
 
 
 def table(model: ModelConfig, model_type: str, task: str) -> Table:
@@ -77,18 +78,18 @@ def table(model: ModelConfig, model_type: str, task: str) -> Table:
     for i in range(model.num_layers):
         found |= modules(f"{model_type}.encoder.layer.{i}.", f"encoder/layer_{i}/", LAYER)
     if task == "mlm":
-        head, tied = MLM[model_type], model.tie_embeddings
-        found |= modules("", "", MLM_HEADS[model_type])
+        head, dense, norm = MLM[model_type]
+        found |= modules(f"{head}.", "", {dense: "head_dense", norm: "head_norm"})
         found[f"{head}.bias"] = Slot("vocabulary_bias")
         found[f"{head}.decoder.weight"] = output(model)
-        found[f"{head}.decoder.bias"] = Slot("vocabulary_bias", twin=tied)
+        found[f"{head}.decoder.bias"] = Slot("vocabulary_bias", twin=model.tie_embeddings)
         return found
     head = {"qa_outputs": "span"} if task == "span" else CLASSIFIERS[model_type]
     return found | modules("", "", head)
 
 
-def write(config: Config, found: Tensors) -> Written:
-    """The parameters of an encoder, and what `config.json` says beside `FIELDS`."""
+def write(config: Config, found: Tensors) -> dict[str, Any]:
+    """Makes the parameters those of an encoder: what `config.json` says beside `FIELDS`."""
     model, task = config.model, config.task
     if task not in HEADS:
         raise InputError(f"task is {task!r}: BERT has no such head; takes {', '.join(HEADS)}")
@@ -97,43 +98,33 @@ def write(config: Config, found: Tensors) -> Written:
     found.setdefault("embeddings/type", 0 * found["embeddings/token"][:1])
     values: dict[str, Any] = {"type_vocab_size": max(1, model.num_token_types)}
     if task in ("classification", "regression"):
-        count = len(found["classifier/bias"])
-        labels = config.data.labels if len(config.data.labels) == count else ()
-        labels = labels or tuple(f"LABEL_{i}" for i in range(count))
+        labels = config.data.labels
+        if len(labels) != (count := len(found["classifier/bias"])):
+            labels = [f"LABEL_{i}" for i in range(count)]
         values["id2label"] = {str(i): label for i, label in enumerate(labels)}
         values["label2id"] = {label: i for i, label in enumerate(labels)}
         kind = "regression" if task == "regression" else "single_label_classification"
         values["problem_type"] = kind
-    return found, values | {"architectures": [HEADS[task]], "model_type": "bert"}
+    return values | {"architectures": [HEADS[task]], "model_type": "bert"}
 
 
 def model_of(fields: Fields) -> ModelConfig:
     """The model that a `config.json` of BERT or RoBERTa describes."""
-    roberta = fields.values["model_type"] == "roberta"
-    if roberta:
-        fields.must("hidden_act", *ACTIVATIONS["gelu"])  # its head has no other activation
-    fields.must("position_embedding_type", "absolute")
-    fields.must("is_decoder", False, None)
-    fields.must("add_cross_attention", False, None)
-    model = fields.model(FIELDS, {}, **FIXED)
-    length = model.max_length - (_offset(fields) if roberta else 0)
-    return dataclasses.replace(model, max_length=length)
+    if fields["model_type"] == "roberta":  # its head has no other activation
+        fields.must("hidden_act", (None, "gelu", "gelu_python"))
+    model = fields.model(FIELDS, **FIXED)
+    return dataclasses.replace(model, max_length=model.max_length - _offset(fields))
 
 
 def task_and_labels(fields: Fields) -> tuple[TaskName, tuple[str, ...]]:
     """The task of a head over whole texts: classes, with their names, or one number."""
-    fields.must("problem_type", None, "single_label_classification", "regression")
-    count = fields.size("num_labels", 2)
-    said: Any = fields.values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(count)}
-    labels: list[Any] = [None]
-    if isinstance(said, dict):
-        labels = [said.get(str(i)) for i in range(len(said))]
-    if len({label for label in labels if isinstance(label, str)}) != len(labels):
-        raise InputError(f"{fields.path}: id2label is {said!r}: takes a name for each number")
-    fields.must("num_labels", len(labels), None)
-    if len(labels) == 1 or fields.values.get("problem_type") == "regression":
+    kind = "problem_type"
+    fields.must(kind, (None, "single_label_classification", "regression"))
+    count = fields.get("num_labels", 2)
+    said = fields.get("id2label", {str(i): f"LABEL_{i}" for i in range(count)})
+    if len(said) == 1 or fields.get(kind) == "regression":
         return "regression", ()
-    return "classification", tuple(labels)
+    return "classification", tuple(said[i] for i in sorted(said, key=int))
 
 
 def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
@@ -142,15 +133,12 @@ def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
     found = {
         re.sub(r"\.(gamma|beta)$", lambda m: old[m[0]], name): x for name, x in tensors.items()
     }
-    positions = "roberta.embeddings.position_embeddings.weight"
+    positions = f"{fields['model_type']}.embeddings.position_embeddings.weight"
     if positions in found:
         found[positions] = found[positions][_offset(fields) :]
-    head = MLM[fields.values["model_type"]]
-    if not model.tie_embeddings and f"{head}.decoder.bias" in found:
-        found.pop(f"{head}.bias", None)  # if it is another, it is never used
     return found
 
 
 def _offset(fields: Fields) -> int:
-    """The first position of RoBERTa: the one after padding's, which equals the padding id."""
-    return fields.get("pad_token_id", 1) + 1
+    """The first position: of RoBERTa, the one after padding's, which equals the padding id."""
+    return fields.get("pad_token_id", 1) + 1 if fields["model_type"] == "roberta" else 0

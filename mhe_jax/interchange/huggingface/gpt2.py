@@ -4,12 +4,14 @@ GPT-BigCode is the home of the kinds that fold to one key and value head (`mqa`,
 `mhe_add`), GPT-2 that of the others, with keys and values repeated for each head.
 """
 
+from typing import Any
+
 import numpy as np
 
 from mhe_jax.config import Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
 from mhe_jax.interchange.plain import Tensors
+from mhe_jax.interchange.tables import Slot, Table, modules, output
 
 NAME, ROLE, LAST_NORM = "GPT-2", "decoder", "decoder/norm"
 IGNORED = r"transformer\.h\.\d+\.attn\.(masked_)?bias"  # masks, which older versions saved
@@ -35,6 +37,11 @@ FIELDS = {
     "tie_word_embeddings": ("tie_embeddings", True),
 }
 NEEDED = {"norm_position": "pre", "norm": "layer", "mlp": "plain", "output_bias": False}
+RULES = {
+    "scale_attn_by_inverse_layer_idx": (None, False),
+    "scale_attn_weights": (None, True),
+    "add_cross_attention": (None, False),
+}
 
 
 def table(model: ModelConfig, model_type: str, *_: str) -> Table:
@@ -51,37 +58,21 @@ def table(model: ModelConfig, model_type: str, *_: str) -> Table:
     return found
 
 
-def write(config: Config, found: Tensors) -> Written:
-    """The parameters of a language model, and what `config.json` says beside `FIELDS`."""
+def write(config: Config, found: Tensors) -> dict[str, Any]:
+    """Leaves one key and value head where all are the same: what `config.json` says of it."""
     heads = config.model.attention_for("decoder").num_heads
-    values = {"embd_pdrop": config.model.dropout_rate}
-    if (one := _with_one_head(found, heads)) is None:
-        return found, values | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    names = [name for name in found if "_attention/key/" in name or "_attention/value/" in name]
+    split = {name: np.split(found[name], heads, -1) for name in names}
+    values: dict[str, Any] = {"embd_pdrop": config.model.dropout_rate}
+    if any(not np.array_equal(each[0], other) for each in split.values() for other in each):
+        return values | {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+    found |= {name: first for name, (first, *_) in split.items()}
     values |= {"architectures": ["GPTBigCodeForCausalLM"], "model_type": "gpt_bigcode"}
-    return one, values | {"multi_query": True}
-
-
-def _with_one_head(tensors: Tensors, heads: int) -> Tensors | None:
-    """The parameters with the key and value head that all heads have; None if they differ."""
-    found = dict(tensors)
-    for name, array in tensors.items():
-        if "_attention/key/" in name or "_attention/value/" in name:
-            first, *others = np.split(array, heads, -1)
-            if not all(np.array_equal(first, other) for other in others):
-                return None
-            found[name] = first
-    return found
+    return values | {"multi_query": True}
 
 
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` describes, of kind `mha`, or `mqa` if it is multi-query."""
-    one = fields.values["model_type"] == "gpt_bigcode"
-    if one:
-        fields.must("multi_query", True)
-    else:
-        fields.must("scale_attn_by_inverse_layer_idx", False, None)
-    fields.must("scale_attn_weights", True)
-    fields.must("add_cross_attention", False, None)
-    if fields.values.get("n_inner") is None:
-        fields.values["n_inner"] = 4 * fields.size("n_embd")
-    return fields.model(FIELDS, {"kind": "mqa" if one else "mha"})
+    """The model that a `config.json` describes, of kind `mha`, or `mqa` if it is GPT-BigCode."""
+    fields.values["n_inner"] = fields.get("n_inner", 4 * fields["n_embd"])
+    kind = "mqa" if fields["model_type"] == "gpt_bigcode" else "mha"
+    return fields.model(FIELDS, attention={"kind": kind})

@@ -5,12 +5,10 @@ Kinds whose keys differ from head to head by an embedding have no home: Llama ro
 
 from typing import Any
 
-import numpy as np
-
 from mhe_jax.config import Config, InputError, ModelConfig
 from mhe_jax.interchange.huggingface.fields import Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
 from mhe_jax.interchange.plain import Tensors
+from mhe_jax.interchange.tables import Slot, Table, modules, output
 
 NAME, ROLE, LAST_NORM = "Llama", "decoder", "decoder/norm"
 IGNORED = r".*rotary_emb\.inv_freq"  # angles, which older versions saved
@@ -43,10 +41,9 @@ FIXED = {"positions": "rotary", "norm_position": "pre", "norm": "rms", "mlp": "g
 NEEDED = {**FIXED, "output_bias": False}
 # Of `plain`: key and value heads as they are, and biases where the run has them.
 PLAIN = {"own": True, "biases": False}
-WINDOW = "sliding_window"
-ROPE_TYPES = ("default", "linear")
+RULES = {"partial_rotary_factor": (None, 1, 1.0)}
 # What a file of Mistral may leave out, and what Mistral has none of, whatever a file says.
-MISTRAL = {WINDOW: 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+MISTRAL = {"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8}
 WITHOUT_BIAS = {"attention_bias": False, "mlp_bias": False}
 
 
@@ -67,15 +64,17 @@ def table(model: ModelConfig, *_: str) -> Table:
     return found
 
 
-def write(config: Config, found: Tensors) -> Written:
-    """The parameters of a language model, and what `config.json` says beside `FIELDS`."""
+def write(config: Config, found: Tensors) -> dict[str, Any]:
+    """Makes queries and keys turn in halves: what `config.json` says beside `FIELDS`."""
     model, attention = config.model, config.model.attention_for("decoder")
     width = (attention.qkv_features or model.features) // attention.num_heads
-    if model.rotary_pairs == "interleaved":
-        found = {name: _halves(name, array, width) for name, array in found.items()}
+    if model.rotary_pairs == "interleaved":  # features 2i and 2i + 1 become i and i + D/2
+        for name in (name for name in found if "/query/" in name or "/key/" in name):
+            pairs = found[name].reshape(*found[name].shape[:-1], -1, width // 2, 2)
+            found[name] = pairs.swapaxes(-1, -2).reshape(found[name].shape)
     key = found["decoder/layer_0/self_attention/key/kernel"]
     scaling = {"rope_type": "linear", "factor": model.rotary_scaling}
-    return found, {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "num_key_value_heads": key.shape[1] // width,
@@ -85,53 +84,26 @@ def write(config: Config, found: Tensors) -> Written:
     }
 
 
-def _halves(name: str, array: np.ndarray, width: int) -> np.ndarray:
-    """Queries and keys that pair features i and i + D/2, from those that pair 2i and 2i + 1."""
-    if not ("/query/" in name or "/key/" in name):
-        return array
-    pairs = array.reshape(*array.shape[:-1], -1, width // 2, 2)
-    return np.swapaxes(pairs, -1, -2).reshape(array.shape)
-
-
 def model_of(fields: Fields) -> ModelConfig:
-    """The model that a `config.json` describes."""
-    if fields.values.get("model_type") == "mistral":
+    """The model that a `config.json` describes; rotary positions stand in one place or in two."""
+    if fields["model_type"] == "mistral":
         fields.values = MISTRAL | fields.values | WITHOUT_BIAS
-    base, scaling = _rotary(fields)
-    heads = fields.size("num_attention_heads")
-    K = fields.size("num_key_value_heads", heads)
-    kind = "mha" if heads == K else "mqa" if K == 1 else "gqa"
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters", {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise InputError(f"{fields.path}: rope_type is {kind!r}: takes default or linear")
+    heads = fields["num_attention_heads"]
+    K = fields.get("num_key_value_heads", heads)
     attention = {
-        "kind": kind,
-        "num_kv_heads": K if kind == "gqa" else None,
-        "qkv_features": fields.size("head_dim", fields.size("hidden_size") // heads) * heads,
+        "kind": "mha" if heads == K else "mqa" if K == 1 else "gqa",
+        "num_kv_heads": K if 1 < K < heads else None,
+        "qkv_features": fields.get("head_dim", fields["hidden_size"] // heads) * heads,
     }
-    rotary = {"rotary_base": base, "rotary_scaling": scaling}
-    model = fields.model(FIELDS, attention, **FIXED, **rotary, dropout_rate=0.0)
-    window = fields.values.get(WINDOW)
-    if type(window) is not int or window < model.max_length:  # a wider one hides nothing
-        fields.must(WINDOW, None)
+    rotary = {
+        "rotary_base": float(rope.get("rope_theta", fields.get("rope_theta", 10000))),
+        "rotary_scaling": rope.get("factor") if kind == "linear" else 1.0,
+    }
+    model = fields.model(FIELDS, attention=attention, **FIXED, **rotary, dropout_rate=0.0)
+    if fields.get("sliding_window", model.max_length) < model.max_length:
+        fields.must("sliding_window", (None,))
     return model
-
-
-def _rotary(fields: Fields) -> tuple[float, float]:
-    """Base and scaling, which newer files keep in one place and older ones in two."""
-    said = fields.values
-    home = "rope_scaling" if said.get("rope_scaling") else "rope_parameters"
-    rope: Any = said.get(home) or {}
-    if not isinstance(rope, dict):
-        raise InputError(f"{fields.path}: {home} is {rope!r}: takes an object")
-    kinds = [rope[name] for name in ("rope_type", "type") if name in rope]
-    whole = all(x.get("partial_rotary_factor") in (None, 1) for x in (rope, said))
-    nested = any(isinstance(value, dict) for value in rope.values())
-    if not any(kinds == [k] * len(kinds) for k in ROPE_TYPES) or nested or not whole:
-        raise InputError(
-            f"{fields.path}: {home} is {rope!r}: takes a rope_type of {' or '.join(ROPE_TYPES)}, "
-            "the same in all layers, and whole heads"
-        )
-    base = rope.get("rope_theta", said.get("rope_theta", 10000.0))
-    factor: Any = rope.get("factor") if "linear" in kinds else 1.0
-    for name, value in (("rope_theta", base), ("factor of rotary positions", factor)):
-        if type(value) not in (int, float) or not value > 0:
-            raise InputError(f"{fields.path}: {name} is {value!r}: takes a number above 0")
-    return float(base), float(factor)

@@ -4,12 +4,15 @@ Its norms add 1e-5 in their denominator. A run with another ε has its home too:
 stream is c times as large, c² = 1e-5 / ε, the norms are the same, `LN(c x; c² ε) = LN(x; ε)`.
 """
 
+import re
+from typing import Any
+
 import numpy as np
 
 from mhe_jax.config import AttentionByRole, AttentionOverride, Config, ModelConfig
 from mhe_jax.interchange.huggingface.fields import Fields
-from mhe_jax.interchange.huggingface.tables import Slot, Table, Written, modules, output
 from mhe_jax.interchange.plain import Tensors, require_heads_of_cross
+from mhe_jax.interchange.tables import Slot, Table, modules, output
 
 EPSILON = 1e-5
 IGNORED = r""
@@ -44,6 +47,13 @@ FIELDS = {
     "tie_word_embeddings": ("tie_embeddings", True),
 }
 FIXED = NEEDED = {"norm_position": "post", "norm": "layer", "mlp": "plain"}
+RULES = {
+    "scale_embedding": (True,),
+    "share_encoder_decoder_embeddings": (None, True),
+    "normalize_before": (None, False),
+    "normalize_embedding": (None, False),
+    "add_final_layer_norm": (None, False),
+}
 
 
 def table(model: ModelConfig, *_: str) -> Table:
@@ -65,12 +75,11 @@ def table(model: ModelConfig, *_: str) -> Table:
     return found | {"lm_head.weight": output(model)}
 
 
-def write(config: Config, found: Tensors) -> Written:
-    """The parameters of a translation model, and what `config.json` says beside `FIELDS`."""
+def write(config: Config, found: Tensors) -> dict[str, Any]:
+    """Gives norms Marian's ε: what `config.json` says beside `FIELDS`."""
     model = config.model
-    if model.layer_norm_epsilon != EPSILON:
-        found = _larger(model, found, np.float32((EPSILON / model.layer_norm_epsilon) ** 0.5))
-    return found, {
+    found |= _larger(model, found, np.float32((EPSILON / model.layer_norm_epsilon) ** 0.5))
+    return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "decoder_layers": model.decoder_layers,
@@ -91,20 +100,16 @@ def model_of(fields: Fields) -> ModelConfig:
 
     Its positions become learned ones: its sines and cosines are not quite ours.
     """
-    fields.must("decoder_vocab_size", fields.size("vocab_size"), None)
-    for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
-        fields.must(name, False, None)
-    fields.must("share_encoder_decoder_embeddings", True)
-    fields.must("scale_embedding", True, absent=False)
-    fields.must("decoder_ffn_dim", fields.size("encoder_ffn_dim"))
-    fields.must("is_encoder_decoder", True)
-    heads = fields.size("decoder_attention_heads")
-    override = AttentionOverride()
-    if heads != fields.size("encoder_attention_heads"):
-        override = AttentionOverride(num_heads=heads)
-    by_role = AttentionByRole(decoder=override, cross=override)
-    fixed = FIXED | {"attention_by_role": by_role, "layer_norm_epsilon": EPSILON}
-    return fields.model(FIELDS, {}, **fixed, output_bias=True)
+    heads, other = fields["decoder_attention_heads"], AttentionOverride()
+    if heads != fields["encoder_attention_heads"]:
+        other = AttentionOverride(num_heads=heads)
+    return fields.model(
+        FIELDS,
+        attention_by_role=AttentionByRole(decoder=other, cross=other),
+        layer_norm_epsilon=EPSILON,
+        output_bias=True,
+        **FIXED,
+    )
 
 
 def named(fields: Fields, model: ModelConfig, tensors: Tensors) -> Tensors:
@@ -129,16 +134,14 @@ def _sinusoids(length: int, features: int) -> np.ndarray:
 
 def _larger(model: ModelConfig, tensors: Tensors, factor: np.float32) -> Tensors:
     """The same function with a residual stream `factor` times as large."""
-    found = {}
+    larger = re.compile(r"embeddings/(token|position)|.*(_norm|/out|/down)/.*")
     last = f"decoder/layer_{model.decoder_layers - 1}/mlp_norm/"
+    found = {}
     for name, array in tensors.items():
-        if name.startswith("embeddings/"):
-            of_stream = name in ("embeddings/token", "embeddings/position")
-            found[name] = array * factor if of_stream else array
-        elif name.startswith(last):
+        if name.startswith(last):
             # Logits are products with the rows of tokens, which are larger if they are tied.
             found[name] = array / factor if model.tie_embeddings else array
-        elif "_norm/" in name or "/out/" in name or "/down/" in name:
+        elif larger.fullmatch(name):
             found[name] = array * factor
         else:
             found[name] = array / factor if name.endswith("kernel") else array

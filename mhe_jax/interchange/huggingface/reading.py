@@ -19,48 +19,49 @@ from mhe_jax.data import JsonTokenizer
 from mhe_jax.data.tokenizer_json import ABSENT
 from mhe_jax.interchange.huggingface import bert, gpt2, llama, marian
 from mhe_jax.interchange.huggingface.fields import Fields, read_object
-from mhe_jax.interchange.huggingface.tables import take_in
 from mhe_jax.interchange.huggingface.tokenizer import read_tokenizer
 from mhe_jax.interchange.plain import Tensors, abstract_of, flat_shape, rows_of_tokens, scaled
+from mhe_jax.interchange.tables import take_in
 from mhe_jax.model import count_parameters
 from mhe_jax.training import sharding
 from mhe_jax.training.checkpoint.tensors import WEIGHTS, read_tensors
 from mhe_jax.training.from_run import check_new_run, write_run
 
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
 # First parts of the names of heads.
 HEADS = ("lm_head", "cls", "classifier", "qa_outputs", "final_logits_bias")
-# Tokens in a row of the new run, if its model has more positions.
-LONGEST = 512
-
-
-# A class of transformers: its type, our task, and the module for its fields and tensors.
-ARCHITECTURES: dict[str, tuple[str, Any, ModuleType]] = {
-    "GPT2LMHeadModel": ("gpt2", "lm", gpt2),
-    "GPTBigCodeForCausalLM": ("gpt_bigcode", "lm", gpt2),
-    "LlamaForCausalLM": ("llama", "lm", llama),
-    "MistralForCausalLM": ("mistral", "lm", llama),
-    "BertForMaskedLM": ("bert", "mlm", bert),
-    "BertForSequenceClassification": ("bert", "classification", bert),
-    "BertForQuestionAnswering": ("bert", "span", bert),
-    "RobertaForMaskedLM": ("roberta", "mlm", bert),
-    "RobertaForSequenceClassification": ("roberta", "classification", bert),
-    "RobertaForQuestionAnswering": ("roberta", "span", bert),
-    "MarianMTModel": ("marian", "translation", marian),
+LONGEST = 512  # tokens in a row of the new run, if its model has more positions
+# A class of transformers: our task, and the module for its fields and tensors.
+ARCHITECTURES: dict[str, tuple[Any, ModuleType]] = {
+    "GPT2LMHeadModel": ("lm", gpt2),
+    "GPTBigCodeForCausalLM": ("lm", gpt2),
+    "LlamaForCausalLM": ("lm", llama),
+    "MistralForCausalLM": ("lm", llama),
+    "BertForMaskedLM": ("mlm", bert),
+    "BertForSequenceClassification": ("classification", bert),
+    "BertForQuestionAnswering": ("span", bert),
+    "RobertaForMaskedLM": ("mlm", bert),
+    "RobertaForSequenceClassification": ("classification", bert),
+    "RobertaForQuestionAnswering": ("span", bert),
+    "MarianMTModel": ("translation", marian),
 }
 
 
 def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
     """The config of a run with the model in a directory, its parameters, and its tokenizer."""
     fields = Fields(source)
-    model_type, task, module = _architecture(fields)
-    fields.must("model_type", model_type, absent=None)
+    name = fields.get("architectures", ["none"])[0]
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}")
+    task, module = ARCHITECTURES[name]
+    for field, allowed in {**module.RULES, "quantization_config": (None, {})}.items():
+        fields.must(field, allowed)
     config = _config(fields, task, module.model_of(fields))
     model = config.model
     tokenizer = read_tokenizer(source, model.vocabulary_size)
     begin = _begin(fields, config, tokenizer)
-    table = module.table(model, model_type, task)
+    table = module.table(model, fields["model_type"], task)
     tensors = _whole_names(read_weights(source), next(iter(table)).split(".")[0])
     tensors = {
         name: array
@@ -91,16 +92,16 @@ def read(source: Path) -> tuple[Config, Any, JsonTokenizer]:
 
 def _config(fields: Fields, task: Any, model: ModelConfig) -> Config:
     """The config of a run with this model, checked as any other."""
-    data = DataConfig(sequence_length=min(model.max_length, LONGEST))
+    labels = ()
     if task in ("classification", "span"):  # no head over the vocabulary, so no table for it
         model = dataclasses.replace(model, tie_embeddings=True)
     if task == "classification":
         task, labels = bert.task_and_labels(fields)
-        data = dataclasses.replace(data, labels=labels)
-    elif task == "span":
-        data = dataclasses.replace(data, dataset="squad")
-    fields.must("quantization_config", None, {})
-    fields.must("layer_types", None, ["full_attention"] * model.num_layers)
+    data = DataConfig(
+        sequence_length=min(model.max_length, LONGEST),
+        dataset="squad" if task == "span" else "own",
+        labels=labels,
+    )
     evaluation = EvaluationConfig(checkpoint="last")
     config = tasks.resolve(Config(task=task, model=model, data=data, evaluation=evaluation))
     try:
@@ -110,32 +111,18 @@ def _config(fields: Fields, task: Any, model: ModelConfig) -> Config:
     return config
 
 
-def _architecture(fields: Fields) -> tuple[str, Any, ModuleType]:
-    """The architecture that a `config.json` names first."""
-    names = fields.values.get("architectures") or ["none"]
-    name = names[0] if isinstance(names, list) else names
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise InputError(f"{fields.path}: architectures is {name!r}: takes one of {known}")
-    return ARCHITECTURES[name]
-
-
 def read_weights(source: Path) -> Tensors:
     """All tensors of a directory, from one file or several."""
-    if (source / ADAPTER).exists():
-        raise InputError(f"{source}: has {ADAPTER}: merge the adapter into the model first")
     if (source / WEIGHTS).is_file():  # as transformers, which then reads no index
         return read_tensors(source / WEIGHTS)[0]
-    if (source / INDEX).is_file():
-        index = read_object(source / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not index:
-            raise InputError(f"{source / INDEX}: has no weight_map of files")
-        found: Tensors = {}
-        for file in sorted({*map(str, index.values())}):
-            read, _ = read_tensors(source / file)
-            found |= {name: x for name, x in read.items() if index.get(name, file) == file}
-        return found
-    raise InputError(f"{source}: has no {WEIGHTS}: save the model as safetensors")
+    if not (source / INDEX).is_file():
+        raise InputError(f"{source}: has no {WEIGHTS}: save the model as safetensors")
+    index = read_object(source / INDEX).get("weight_map", {})
+    found: Tensors = {}
+    for file in sorted({*index.values()}):
+        read, _ = read_tensors(source / file)
+        found |= {name: x for name, x in read.items() if index.get(name, file) == file}
+    return found
 
 
 def _whole_names(tensors: Tensors, body: str) -> Tensors:
@@ -149,27 +136,21 @@ def _whole_names(tensors: Tensors, body: str) -> Tensors:
 
 def _begin(fields: Fields, config: Config, tokenizer: JsonTokenizer) -> int:
     """The id in the file of the token that begins a text, or a target."""
-    translates, rows = config.task == "translation", config.model.vocabulary_size
-    names = {PAD: "pad", BOS: "decoder_start" if translates else "bos", EOS: "eos"}
-    said: dict[int, Any] = {i: fields.values.get(f"{name}_token_id") for i, name in names.items()}
-    begin = said[BOS]
-    named = type(begin) is int and 0 <= begin < rows
-    if translates and not named:
-        takes = f"takes a token, 0 to {rows - 1}"
-        raise InputError(f"{fields.path}: decoder_start_token_id is {begin!r}: {takes}")
-    for i, value in said.items():
-        there = int(tokenizer.of_file[i])
-        values = value if isinstance(value, list) else [value]
-        values = [one for one in values if type(one) is int]
-        if values and there not in (ABSENT, *values):
+    of_file, translates = tokenizer.of_file.tolist(), config.task == "translation"
+    bos = "decoder_start_token_id" if translates else "bos_token_id"
+    for i, name in {PAD: "pad_token_id", BOS: bos, EOS: "eos_token_id"}.items():
+        said = fields.get(name, ABSENT)
+        several = said if isinstance(said, list) else [said]
+        if of_file[i] not in (ABSENT, *several) and ABSENT not in several:
             raise InputError(
-                f"{tokenizer.name}: has {there} as {names[i]}, and {fields.path} has {value}"
+                f"{tokenizer.name}: has {of_file[i]} as {name}, and {fields.path} has {said}"
             )
-    if tokenizer.of_file[EOS] == ABSENT:
+    if of_file[EOS] == ABSENT:
         raise InputError(f"{tokenizer.name}: has no token that ends a text, as </s> or [SEP]")
     if config.facts.is_encoder and tokenizer.absent:
         raise InputError(f"{tokenizer.name}: an encoder needs pad, unk, bos, eos and mask")
-    return begin if named else int(tokenizer.of_file[EOS])
+    begin = fields[bos] if translates else fields.get(bos, ABSENT)
+    return begin if 0 <= begin < config.model.vocabulary_size else of_file[EOS]
 
 
 def _permuted(array: np.ndarray, axis: int, tokenizer: JsonTokenizer, begin: int) -> np.ndarray:
@@ -192,10 +173,9 @@ def is_foreign(directory: Path) -> bool:
 
 
 def make_run(source: str | Path, new: str | Path) -> dict[str, Any]:
-    """Makes the run `new` from the model in the directory `source`.
+    """Makes the run `new`, without text to train on, from the model in the directory `source`.
 
-    It has the model's config, without text to train on; its tokenizer; and a checkpoint of step 0,
-    its parameters in float32 with a fresh optimizer. Nothing in the directory is executed.
+    Its checkpoint has step 0, float32 and a fresh optimizer. Nothing in `source` is executed.
     """
     check_scheme("", str(source), ())
     new = path_of(new)

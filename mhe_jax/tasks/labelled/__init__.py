@@ -2,27 +2,23 @@
 
     tokens, token_types, marks [T]   labels, weights, index []
 
-table.py       which data sets there are: fields, labels, official metrics, files of predictions
+table.py       which data sets there are: fields, labels, official metrics
 examples.py    records to texts and labels
-rows.py        texts to rows, predictions to scores and files       windows.py    those of questions
-batches.py     rows to batches
+rows.py        texts to rows and batches, predictions to scores     windows.py    those of questions
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
 import numpy as np
 
 from mhe_jax.config import Config, InputError, ModelConfig
+from mhe_jax.config.fields import require, set_field, value_of
 from mhe_jax.data import AnyTokenizer, EvaluationBatches, Text, TrainBatches
 from mhe_jax.data.examples import Row
-from mhe_jax.model import Classifier, Regressor, SpanFinder
-from mhe_jax.tasks.labelled.batches import EvaluationExamples, Rows, train_examples
-from mhe_jax.tasks.labelled.examples import label_names, read_examples
-from mhe_jax.tasks.labelled.rows import LabelledRows, misspelt
+from mhe_jax.tasks.labelled.examples import Example, label_names, misspelt, read_examples
+from mhe_jax.tasks.labelled.rows import EvaluationExamples, LabelledRows, Rows, train_examples
 from mhe_jax.tasks.labelled.table import row_of
 from mhe_jax.tasks.labelled.windows import WindowRows
 from mhe_jax.tasks.metrics import check_sklearn
@@ -31,10 +27,21 @@ from mhe_jax.tasks.task import Batch, Found, Outputs, Result, Sums, Task, output
 
 
 class LabelledTask(Task):
-    """A task on labelled examples. Its score is the official one of the data set."""
+    """A task on labelled examples. Its score is the official one of the data set.
+
+    classification     which class a text, or a pair of texts, belongs to
+    multiple_choice    which of C texts goes with a given one; each is scored by itself
+    span               where in a context an answer begins and ends; a long one is read in windows
+    """
 
     inputs = ("tokens", "token_types", "marks")
-    loss_unit = "nats an example"
+    methods = ("predict", "encode")
+
+    def __init__(self, head: type[nn.Module], loss_unit: str = "nats an example"):
+        self.head, self.loss_unit = head, loss_unit
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        return self.head(config, right_padded=True)
 
     @property
     def batch_names(self) -> tuple[str, ...]:
@@ -57,44 +64,44 @@ class LabelledTask(Task):
         row = row_of(config)
         labels = label_names(config.data, row)
         classes = len(labels) if config.task == "classification" else None
-        found = {
-            "data.labels": (config.data.labels or None, labels or None),
-            "model.num_classes": (config.model.num_classes, classes),
-            "model.num_spans": (config.model.num_spans, row.num_spans),
-        }
-        for name, (given, right) in found.items():
-            if given not in (None, right):
-                raise InputError(
-                    f"{name} is {given!r}: data.dataset {config.data.dataset} has {right!r}"
-                )
-        model = dataclasses.replace(config.model, num_classes=classes, num_spans=row.num_spans)
-        return dataclasses.replace(
-            config, model=model, data=dataclasses.replace(config.data, labels=labels)
-        )
+        for name, right in (
+            ("data.labels", labels),
+            ("model.num_classes", classes),
+            ("model.num_spans", row.num_spans),
+        ):
+            allowed = value_of(config, name) in (None, (), right)
+            require(config, name, allowed, f"data.dataset {config.data.dataset} has {right!r}")
+            config = set_field(config, name, right)
+        return config
 
     def check_split(self, config: Config, split: str) -> None:
+        """Reads the whole split; a validation split must have a question with an answer."""
         row = row_of(config)
-        if row.suite != "squad":
-            check_sklearn({*row.metrics} - {"exact_match"})
-        self.examples(config, split)
-
-    def examples(self, config: Config, split: str) -> list[Any]:
-        return read_examples(config.data, row_of(config), split)
+        if row.task != "span":
+            check_sklearn(row.metrics)
+        examples = read_examples(config.data, row, split)
+        if row.task == "span" and split == "validation" and not any(e.answers for e in examples):
+            raise InputError("data.validation: no question has an answer")
 
     def texts(self, config: Config) -> list[tuple[Text, float]]:
         """All texts of the training split."""
-        found = (text for example in self.examples(config, "train") for text in example.texts)
+        examples = read_examples(config.data, row_of(config), "train")
+        found = (text for example in examples for text in example.texts)
         items = [(text,) for text in dict.fromkeys(found)]
         return [(Text.of(", ".join(config.data.train), items), 1.0)]
 
-    def rows(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Any]) -> Rows:
+    def rows(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Example]) -> Rows:
         """Examples as rows, those of a split or given by hand."""
-        return LabelledRows(row_of(config), tokenizer, examples, config.data.sequence_length)
+        row, data = row_of(config), config.data
+        if row.task == "span":
+            return WindowRows(row, tokenizer, examples, data, config.evaluation)
+        return LabelledRows(row, tokenizer, examples, data.sequence_length)
 
     def train_batches(
         self, config: Config, tokenizer: AnyTokenizer, process_index: int, process_count: int
     ) -> TrainBatches:
-        rows = self.rows(config, tokenizer, self.examples(config, "train"))
+        examples = read_examples(config.data, row_of(config), "train")
+        rows = self.rows(config, tokenizer, examples)
         process = (process_index, process_count)
         return train_examples(config.data, config.train.seed, rows, *process)
 
@@ -103,7 +110,7 @@ class LabelledTask(Task):
     ) -> EvaluationBatches:
         """All examples in order of length, misspelt with `evaluation.spelling_noise`."""
         evaluation, longest = config.evaluation, config.data.sequence_length
-        examples = self.examples(config, split)
+        examples = read_examples(config.data, row_of(config), split)
         if evaluation.spelling_noise:
             examples = misspelt(examples, evaluation.spelling_noise, evaluation.seed)
         rows = self.rows(config, tokenizer, examples)
@@ -129,67 +136,23 @@ class LabelledTask(Task):
         """Official metrics of a split whose labels are known."""
         assert isinstance(batches, EvaluationExamples)
         unlabelled = batches.rows.num_unlabelled
+        settings = ("spelling_noise", "seed")
+        if config.task == "span":
+            settings += ("answer_length", "no_answer_threshold")
         return {
             "dataset": config.data.dataset,
-            "spelling_noise": config.evaluation.spelling_noise,
-            "seed": config.evaluation.seed,
+            "examples": len(batches.rows.examples),
             **({"unlabelled_examples": unlabelled} if unlabelled else self.measure(found, batches)),
-            "examples": batches.rows.num_examples,
+            **{name: getattr(config.evaluation, name) for name in settings},
         }
 
     def files(self, config: Config, found: Found, batches: EvaluationBatches) -> dict[str, str]:
-        """Predictions in the form in which the suite of the data set takes submissions."""
         assert isinstance(batches, EvaluationExamples)
-        return batches.rows.submission(outputs_of(found))
-
-
-class Classification(LabelledTask):
-    """Which class a text, or a pair of texts, belongs to."""
-
-    def model(self, config: ModelConfig) -> nn.Module:
-        return Classifier(config, right_padded=True)
+        return batches.rows.files(outputs_of(found))
 
 
 class Regression(LabelledTask):
     """A number for a text, or for a pair of texts."""
 
-    loss_unit = "squared error"
-
-    def model(self, config: ModelConfig) -> nn.Module:
-        return Regressor(config, right_padded=True)
-
     def losses(self, logits: jax.Array, batch: Batch, label_smoothing: float) -> Sums:
         return squared_error_sums(logits, batch["labels"], batch["weights"])
-
-
-class MultipleChoice(LabelledTask):
-    """Which of C texts goes with a given one; each is scored by itself."""
-
-    def model(self, config: ModelConfig) -> nn.Module:
-        return Regressor(config, right_padded=True)
-
-
-class Span(LabelledTask):
-    """Where in a context an answer begins and ends; a long context is read in windows."""
-
-    loss_unit = "nats a start or end"
-
-    def model(self, config: ModelConfig) -> nn.Module:
-        return SpanFinder(config, right_padded=True)
-
-    def rows(self, config: Config, tokenizer: AnyTokenizer, examples: Sequence[Any]) -> Rows:
-        parts = config.data, config.evaluation
-        return WindowRows(row_of(config), tokenizer, examples, *parts)
-
-    def check_split(self, config: Config, split: str) -> None:
-        """Reads the whole split; a validation split must have a question with an answer."""
-        questions = self.examples(config, split)
-        if split == "validation" and not any(question.answers for question in questions):
-            raise InputError("data.validation: no question has an answer")
-
-    def result(self, config: Config, found: Found, batches: EvaluationBatches) -> Result:
-        settings = {
-            "answer_length": config.evaluation.answer_length,
-            "no_answer_threshold": config.evaluation.no_answer_threshold,
-        }
-        return super().result(config, found, batches) | settings

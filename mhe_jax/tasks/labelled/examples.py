@@ -12,15 +12,18 @@ the vectors of the spans in addition to that of the whole.
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from mhe_jax.config import DataConfig, InputError
 from mhe_jax.config.files import cache_directory
-from mhe_jax.data.readers import INDEX, READERS, Values, flat, open_records
+from mhe_jax.data.batches import Draw
+from mhe_jax.data.readers import INDEX, Values, flat, open_records
 from mhe_jax.tasks.labelled.table import DatasetRow
 
 # The number of a text, and where a span begins and ends in it, in characters.
@@ -28,6 +31,9 @@ TextSpan = tuple[int, int, int]
 
 # A whole number as pandas writes it where others are missing.
 _WHOLE = re.compile(r"(-?\d+)\.0+")
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_WORD = re.compile(r"[^\W\d_]{2,}")
 
 COPA_QUESTIONS = {
     "cause": "What was the cause of this?",
@@ -37,26 +43,13 @@ COPA_QUESTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example; `label` is the number of a class or choice, or a score; None where unknown."""
+    """One example; of task span, `texts` are a question and its context."""
 
     index: Any  # as the data set numbers it
     texts: tuple[str, ...]
-    label: float | None
+    label: float | None = None  # a class, a choice or a score; None where unknown
     spans: tuple[TextSpan, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question about a context; `answers` has texts and where they begin, () if it has none."""
-
-    index: str
-    question: str
-    context: str
-    answers: tuple[tuple[str, int], ...]
-
-    @property
-    def texts(self) -> tuple[str, str]:
-        return self.question, self.context
+    answers: tuple[tuple[str, int], ...] = ()  # texts, and where they begin in the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +61,10 @@ class Record:
 
     def value(self, field: str, kind: type = object) -> Any:
         """A required value: of kind str a text, of kind int a whole number, 0 or more."""
-        values = self.values if field in self.values else flat(self.values)
-        if field not in values:
-            has = ", ".join(map(repr, values)) or "nothing"
+        if field not in self.values:
+            has = ", ".join(map(repr, self.values)) or "nothing"
             raise InputError(f"{self.where}: has no {field!r}; it has {has}")
-        value = values[field]
+        value = self.values[field]
         count = type(value) is int and value >= 0
         if not (count if kind is int else isinstance(value, kind)):
             takes = "a whole number, 0 or more" if kind is int else "a text"
@@ -80,55 +72,25 @@ class Record:
         return value
 
 
-def read_examples(data: DataConfig, row: DatasetRow, split: str) -> list[Any]:
-    """The examples of a split (for task span, questions).
-
-    Only those of the test split may come without labels.
-    """
-    if row.task == "span":
-        return _questions(data, row, split)
-    names = row.labels or tuple(map(str, range(len(row.texts) - 1)))
-    classes = {class_name(name): number for number, name in enumerate(names)}
-    found, seen = [], set()
-    # A submission, and the scores of MultiRC, tell examples apart by their numbers.
-    numbered = split == "test" or row.suite == "superglue"
+def read_examples(data: DataConfig, row: DatasetRow, split: str) -> list[Example]:
+    """The examples of a split; only those of the test split may come without labels."""
+    classes = {class_name(name): number for number, name in enumerate(label_names(data, row))}
+    found = []
     for record in _records(data, row, split):
         texts, spans = _texts(record, row)
-        label = _label(record, row, classes, required=split != "test")
-        index = record.values.get(row.index, record.values.get(INDEX, len(found)))
+        if row.task == "span":
+            answers = _answers(record, row, texts[1], split)
+            found.append(Example(record.value("id", str), texts, answers=answers))
+            continue
+        index = record.values.get("idx", record.values.get(INDEX, len(found)))
         if isinstance(index, dict):  # MultiRC
             index = tuple(index.get(part) for part in ("paragraph", "question", "answer"))
-        if isinstance(index, str) and index.isdecimal():
-            index = int(index)
-        identity = (re.split(r":(?=[^:]*$)", record.where)[0], str(index))
-        if numbered and identity in seen:
-            raise InputError(f"{record.where}: {row.index} {index!r} occurs twice")
-        seen.add(identity)
+        label = _label(record, row, classes, required=split != "test")
         found.append(Example(index, texts, label, spans))
     return found
 
 
-def _questions(data: DataConfig, row: DatasetRow, split: str) -> list[Question]:
-    """The questions of a split; an answer of the training split must stand in its context."""
-    found = {}
-    for record in _records(data, row, split):
-        index, (question, context) = record.value("id", str), _asked(record)
-        answers = tuple(_answers(record, required=split != "test"))
-        if split == "train":
-            if not answers and not row.may_be_unanswered:
-                raise InputError(f"{record.where}: has no answer; data.dataset squad_v2 allows it")
-            for text, start in answers:
-                if not text.strip() or context[start : start + len(text)] != text:
-                    raise InputError(
-                        f"{record.where}: answer {text[:40]!r} is not in the context at {start}"
-                    )
-        if index in found:
-            raise InputError(f"{record.where} occurs twice in data.{split}")
-        found[index] = Question(index, question, context, answers)
-    return list(found.values())
-
-
-def given_example(row: DatasetRow, item: Any, where: str) -> Example | Question:
+def given_example(row: DatasetRow, item: Any, where: str) -> Example:
     """An example without a label, from its texts in the order of the data set or its fields."""
     if not isinstance(item, dict):
         parts = (item.removesuffix("\n"),) if isinstance(item, str) else item
@@ -136,11 +98,8 @@ def given_example(row: DatasetRow, item: Any, where: str) -> Example | Question:
             takes = f"takes {len(row.texts)} texts ({', '.join(row.texts)})"
             raise InputError(f"{where} is {item!r:.80}: {takes}")
         item = dict(zip(row.texts, parts, strict=True))
-    record = Record(where, item)
-    if row.task == "span":
-        return Question(where, *_asked(record), ())
-    texts, spans = _texts(record, row)
-    return Example(None, texts, None, spans)
+    texts, spans = _texts(Record(where, flat(item)), row)
+    return Example(None, texts, spans=spans)
 
 
 def label_names(data: DataConfig, row: DatasetRow) -> tuple[str, ...]:
@@ -162,32 +121,23 @@ def _records(data: DataConfig, row: DatasetRow, split: str) -> Iterator[Record]:
     cache, sources, count = cache_directory(data.cache_directory), getattr(data, split), 0
     if not sources:
         raise InputError(f"data.{split} is not set: it names the file or data set to read")
-    fields = (*row.texts, row.label) if row.suite == "own" else ()
+    own, named = row.name == "own", f"{row.label}.name"  # of the classes of `datasets`
     for written in sources:
+        fields = (*row.texts, row.label) if own else ()
         source = open_records(written, fields, data.directory, cache)
-        if source.form not in (*READERS, "tfds"):
-            raise InputError(f"{written}: takes {', '.join(READERS)} or tfds:")
-        named = f"{row.label}.name"  # of the classes of `datasets`
         # The mark of TFDS and of published data sets.
-        unknown = row.task != "regression" and (row.suite != "own" or source.form == "tfds")
+        unknown = row.task != "regression" and (not own or source.form == "tfds")
         for where, values in source.read():
             if count == data.max_examples:
                 return
             count += 1
-            if row.suite == "own" and named in values:
+            if own and named in values:
                 values[row.label] = values[named]
             if unknown and values.get(row.label) == -1:
                 values[row.label] = None
             yield Record(where, values)
     if not count:
         raise InputError(f"data.{split}: {', '.join(sources)}: no examples")
-
-
-def _asked(record: Record) -> tuple[str, str]:
-    question, context = (record.value(field, str) for field in ("question", "context"))
-    if not context.strip():
-        raise InputError(f"{record.where}: has an empty context")
-    return question, context
 
 
 def is_missing(value: Any) -> bool:
@@ -197,7 +147,7 @@ def is_missing(value: Any) -> bool:
 
 def class_name(value: Any) -> str | None:
     """The class that a label of a file names; None if it names none."""
-    if not isinstance(value, str | int | float | Decimal):
+    if is_missing(value) or not isinstance(value, str | int | float | Decimal):
         return None
     name = str(value).lower() if isinstance(value, bool) else str(value).strip()
     whole = _WHOLE.fullmatch(name)
@@ -207,10 +157,8 @@ def class_name(value: Any) -> str | None:
 def _class_of(record: Record, field: str) -> str:
     """The name of a required label."""
     value = record.value(field)
-    name = class_name(value)
-    if name is None or is_missing(value):
-        said = "empty" if value is None else f"{value!r:.80}"
-        raise InputError(f"{record.where}: field {field!r} is {said}: takes a label")
+    if (name := class_name(value)) is None:
+        raise InputError(f"{record.where}: field {field!r} is {value!r:.80}: takes a label")
     return name
 
 
@@ -219,30 +167,29 @@ def _label(
 ) -> float | None:
     if not required and is_missing(record.values.get(row.label)):
         return None
-    value = record.value(row.label)
+    name, value = _class_of(record, row.label), record.value(row.label)
     if row.task == "regression":
+        takes = "a number"
         try:
-            number = float(class_name(value) or "")
+            number = float(name)
         except ValueError:
             number = math.nan
-        if not math.isfinite(number):
-            raise InputError(f"{record.where}: {row.label} is {value!r:.80}: takes a number")
-        return number
-    if row.suite != "own" and type(value) is int:
-        if value not in range(len(classes)):
-            raise InputError(
-                f"{record.where}: {row.label} is {value!r}: takes 0 to {len(classes) - 1}"
-            )
-        return value
-    if (name := _class_of(record, row.label)) not in classes:
-        takes = ", ".join(map(str, classes))
-        raise InputError(f"{record.where}: {row.label} is {value!r}: takes one of {takes}")
-    return classes[name]
+        if math.isfinite(number):
+            return number
+    else:
+        numbered = row.name != "own" and type(value) is int
+        number = value if numbered else classes.get(name)
+        if number in range(len(classes)):
+            return number
+        takes = f"one of {', '.join(map(str, classes))}"
+    raise InputError(f"{record.where}: {row.label} is {value!r:.80}: takes {takes}")
 
 
 def _texts(record: Record, row: DatasetRow) -> tuple[tuple[str, ...], tuple[TextSpan, ...]]:
     """The texts of an example, and its spans."""
     texts = tuple(record.value(name, str) for name in row.texts)
+    if row.task == "span" and not texts[1].strip():
+        raise InputError(f"{record.where}: has an empty context")
     if row.name == "multirc":
         paragraph, question = texts
         return (paragraph, f"{question} {record.value('answer', str)}"), ()
@@ -253,10 +200,8 @@ def _texts(record: Record, row: DatasetRow) -> tuple[tuple[str, ...], tuple[Text
             raise InputError(f"{record.where}: question is {asked!r}: takes cause or effect")
         return (f"{premise} {COPA_QUESTIONS[asked]}", *choices), ()
     if row.name == "wic":
-        spans = [
-            (i - 1, record.value(f"start{i}", int), record.value(f"end{i}", int)) for i in (1, 2)
-        ]
-        return texts, tuple(spans)
+        ends = [(record.value(f"start{i}", int), record.value(f"end{i}", int)) for i in (1, 2)]
+        return texts, tuple((text, *place) for text, place in enumerate(ends))
     if row.name == "wsc":
         return texts, tuple(_words(record, texts[0], i) for i in (1, 2))
     return texts, ()
@@ -274,13 +219,59 @@ def _words(record: Record, text: str, number: int) -> TextSpan:
     return (0, start, end) if exact < 0 else (0, start + exact, start + exact + len(span.strip()))
 
 
-def _answers(record: Record, required: bool) -> Iterator[tuple[str, int]]:
-    """Texts and offsets; TFDS has a list of each, a file has one list of both."""
-    answers = record.value("answers") if required else record.values.get("answers") or []
+def _answers(
+    record: Record, row: DatasetRow, context: str, split: str
+) -> tuple[tuple[str, int], ...]:
+    """Those of the training split must be there, and stand in the context."""
+    answers = record.values.get("answers") or [] if split == "test" else record.value("answers")
+    # TFDS has a list of texts and one of places, a file has one list of both.
     if isinstance(answers, dict) and all(isinstance(side, list) for side in answers.values()):
         answers = [dict(zip(answers, of, strict=True)) for of in zip_longest(*answers.values())]
     if not isinstance(answers, list):
         raise InputError(f"{record.where}: answers is not a list")
-    for answer in answers:
-        part = Record(record.where, answer if isinstance(answer, dict) else {})
-        yield part.value("text", str), part.value("answer_start", int)
+    parts = [Record(record.where, part if isinstance(part, dict) else {}) for part in answers]
+    found = tuple((part.value("text", str), part.value("answer_start", int)) for part in parts)
+    if split == "train":
+        if not found and row.name != "squad_v2":
+            raise InputError(f"{record.where}: has no answer; data.dataset squad_v2 allows it")
+        for text, start in found:
+            if not text.strip() or context[start : start + len(text)] != text:
+                raise InputError(
+                    f"{record.where}: answer {text[:40]!r} is not in the context at {start}"
+                )
+    return found
+
+
+def misspelt(examples: Sequence[Example], rate: float, seed: int) -> list[Example]:
+    """The examples with each word of their texts misspelt with probability `rate`."""
+    generator = np.random.default_rng([Draw.SPELLING, seed])
+    return [
+        replace(one, texts=tuple(misspell(text, rate, generator) for text in one.texts))
+        for one in examples
+    ]
+
+
+def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
+    """The text with each word misspelt with probability `rate`, as people in a hurry do.
+
+    A misspelt word has one letter dropped, doubled or replaced by another, or two neighbours
+    exchanged, each equally likely if it changes the word.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        word = found = match[0]
+        wrong = generator.random() < rate
+        while wrong and found == word:
+            i, letter = (
+                int(generator.integers(len(word))),
+                LETTERS[generator.integers(len(LETTERS))],
+            )
+            found = (
+                word[:i] + word[i + 1 :],
+                word[:i] + word[i] + word[i:],
+                word[:i] + letter + word[i + 1 :],
+                word[:i] + word[i + 1 : i + 2] + word[i] + word[i + 2 :],
+            )[generator.integers(4)]
+        return found
+
+    return _WORD.sub(replaced, text)

@@ -1,4 +1,4 @@
-"""Rows of one or two texts, or of choices, with a label; and predictions to scores and files.
+"""Labelled examples as rows and batches; predictions to scores and files.
 
     one text         bos A eos                  token types 0
     two texts        bos A eos B eos            token types 0 up to the first eos, then 1
@@ -11,38 +11,133 @@ row, the longer one is cut at its end, then both alike. `marks` is s at the toke
     tokens, token_types, marks [T] ([C, T] of C choices)   labels, weights, index []
 
 and, for hashed words without a table, signatures [T, 16] ([C, T, 16]).
+
+All batches have `batch_size` rows of similar length, padded to the shortest of at most six lengths
+that holds them. An epoch shuffles the rows, sorts them by length within each `POOL` batches, cuts
+them into batches and shuffles these. Each row appears once; the last rows of one batch are padding
+of weight 0.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Sequence
 from typing import Any
 
+import grain
 import numpy as np
 
+from mhe_jax.config import DataConfig
 from mhe_jax.config.data import BOS, EOS
-from mhe_jax.data.batches import Draw
-from mhe_jax.data.examples import Row
+from mhe_jax.data.batches import (
+    ENDLESS,
+    EvaluationBatches,
+    Part,
+    Planned,
+    TrainBatches,
+    by_length,
+    choose_buckets,
+    padded,
+)
+from mhe_jax.data.cache import key_of_all
+from mhe_jax.data.examples import Row, padding_like
 from mhe_jax.data.words import AnyTokenizer
 from mhe_jax.tasks.labelled.examples import Example
-from mhe_jax.tasks.labelled.table import DatasetRow, official_scores, submission
+from mhe_jax.tasks.labelled.table import DatasetRow, official_scores
 from mhe_jax.tasks.task import Outputs
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_WORD = re.compile(r"[^\W\d_]{2,}")
+POOL = 50  # batches that are sorted together
 
 
-def encode(tokenizer: AnyTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-    """Piece numbers of each text, int32."""
-    return [np.array(ids, np.int32) for ids in tokenizer.encode_batch(texts, num_threads=-1)]
+class Rows:
+    """Tokenized examples; a subclass says what their rows and predictions are."""
+
+    lengths: np.ndarray  # of each row
+    num_unlabelled: int
+    about: str
+
+    def __init__(self, dataset: DatasetRow, tokenizer: AnyTokenizer, examples: Sequence[Example]):
+        self.dataset, self.tokenizer, self.examples = dataset, tokenizer, examples
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Piece numbers of each text, int32."""
+        found = self.tokenizer.encode_batch(texts, num_threads=-1)
+        return [np.array(ids, np.int32) for ids in found]
+
+    @property
+    def key(self) -> str:
+        """Another for other examples."""
+        return key_of_all((e.texts, e.label, e.spans, e.answers) for e in self.examples)
+
+    def row(self, number: int, length: int) -> Row:
+        """Row `number` with `length`, which must hold it."""
+        raise NotImplementedError
+
+    def predictions(self, outputs: Outputs) -> list[Any]:
+        """The class, choice, number or answer of each example."""
+        raise NotImplementedError
+
+    def scores(self, outputs: Outputs) -> dict[str, float]:
+        """The official metrics, and their `score`; the labels must be known."""
+        raise NotImplementedError
+
+    def files(self, outputs: Outputs) -> dict[str, str]:
+        """The predictions, {suffix: text}."""
+        raise NotImplementedError
+
+    def planned(self, length: int, numbers: np.ndarray) -> Planned:
+        """A batch of the rows with these numbers, in `length`; -1 is padding."""
+
+        def make(number: int) -> Row:
+            if number >= 0:
+                return self.row(number, length)
+            shortest = self.row(int(self.lengths.argmin()), length)  # fits into every batch
+            return padding_like(shortest) | {"index": np.array(-1, np.int32)}
+
+        return Planned(make, numbers)
+
+
+def train_examples(data: DataConfig, seed: int, rows: Rows, *process: int) -> TrainBatches:
+    """Endless batches, planned as the module says."""
+    size, lengths = data.batch_size, rows.lengths
+    buckets = data.length_buckets or choose_buckets(lengths, data.sequence_length)
+    steps = -(-len(lengths) // size)
+
+    @functools.lru_cache(2)
+    def shuffled(epoch: int) -> np.ndarray:
+        """The row numbers of each batch of an epoch, -1 for padding."""
+        generator = np.random.default_rng([seed, epoch])
+        order = generator.permutation(len(lengths))
+        pool = np.arange(len(order)) // (POOL * size)
+        order = order[np.lexsort((lengths[order], pool))]
+        return generator.permutation(padded(order, steps * size).reshape(-1, size))
+
+    def plan(step: int) -> Planned:
+        epoch, i = divmod(step, steps)
+        numbers = shuffled(epoch)[i]
+        longest = lengths[numbers[numbers >= 0]].max()
+        return rows.planned(buckets[int(np.searchsorted(buckets, longest))], numbers)
+
+    about = f"{', '.join(data.train)}: {rows.about}; {size} rows of length "
+    about += ", ".join(map(str, buckets))
+    plans = grain.MapDataset.range(ENDLESS).map(plan)
+    return TrainBatches(Part(plans, steps, rows.key, about), *process)
+
+
+class EvaluationExamples(EvaluationBatches):
+    """All rows of a split in order of length, none left out."""
+
+    def __init__(self, rows: Rows, longest: int, batch_size: int, *process: int):
+        self.rows = rows
+        batches = by_length(rows.lengths, longest, batch_size)
+
+        def planned(step: int) -> Planned:
+            length, numbers = batches[step]
+            return rows.planned(length, padded(numbers, batch_size))
+
+        super().__init__(grain.MapDataset.range(len(batches)).map(planned), rows.key, *process)
 
 
 def shortened(first: int, second: int, room: int) -> tuple[int, int]:
-    """The lengths that two texts are cut to, at most `room` in all.
-
-    >>> shortened(9, 2, 10), shortened(9, 8, 10), shortened(3, 4, 10)
-    ((8, 2), (5, 5), (3, 4))
-    """
+    """The lengths that two texts are cut to, at most `room` in all."""
     if first <= second:
         first = min(first, room // 2)
         return first, min(second, room - first)
@@ -50,8 +145,8 @@ def shortened(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - second), second
 
 
-class LabelledRows:
-    """Tokenized examples."""
+class LabelledRows(Rows):
+    """A row for each example, at most `longest` tokens of it."""
 
     def __init__(
         self,
@@ -60,16 +155,14 @@ class LabelledRows:
         examples: Sequence[Example],
         longest: int,
     ):
-        self.dataset, self.examples, self._longest = dataset, examples, longest
-        self._tokenizer = tokenizer
-        count = len(self.examples[0].texts)
+        super().__init__(dataset, tokenizer, examples)
+        self._longest = longest
+        count = len(examples[0].texts)
         # The second text of a row, 0 for none; of choices, that of each row.
-        self._seconds = range(1, count) if self.dataset.task == "multiple_choice" else [1 % count]
-        self._ids = [
-            encode(tokenizer, [example.texts[i] for example in self.examples]) for i in range(count)
-        ]
+        self._seconds = range(1, count) if dataset.task == "multiple_choice" else [1 % count]
+        self._ids = [self.encode([example.texts[i] for example in examples]) for i in range(count)]
         self._marks: dict[tuple[int, int], np.ndarray] = {}
-        for number, example in enumerate(self.examples):
+        for number, example in enumerate(examples):
             for span, (text, start, end) in enumerate(example.spans, 1):
                 ids = self._ids[text][number]
                 marks = self._marks.setdefault((text, number), np.zeros_like(ids))
@@ -78,30 +171,19 @@ class LabelledRows:
         whole = np.array([[len(ids) for ids in column] for column in self._ids])
         others = whole[1:].max(axis=0) if count > 1 else 0
         whole = whole[0] + others + (2 + tokenizer.separators if count > 1 else 2)
-        self.num_cut = int((whole > self._longest).sum())
-        self.lengths = np.minimum(whole, self._longest)
-        self.num_examples = len(examples)
+        self.num_cut = int((whole > longest).sum())
+        self.lengths = np.minimum(whole, longest)
         self.num_unlabelled = sum(example.label is None for example in examples)
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    @property
-    def records(self) -> Iterator[Sequence[Any]]:
-        return ((e.texts, e.label, e.spans) for e in self.examples)
-
-    def describe(self) -> str:
-        return f"{len(self):,} examples ({self.num_cut:,} cut)"
+        self.about = f"{len(examples):,} examples ({self.num_cut:,} cut)"
 
     def row(self, number: int, length: int) -> Row:
-        """Example `number` as a row of `length`, which must hold it."""
         label, task = self.examples[number].label, self.dataset.task
         texts = [self._pair(number, second, length) for second in self._seconds]
         parts = np.stack(texts, axis=1) if task == "multiple_choice" else texts[0]
         tokens, token_types, marks = parts
         dtype = np.float32 if task == "regression" else np.int32
         return {
-            **self._tokenizer.inputs(tokens),
+            **self.tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
             "labels": np.array(0 if label is None else label, dtype),
@@ -110,17 +192,13 @@ class LabelledRows:
         }
 
     def _pair(self, number: int, second: int, length: int) -> np.ndarray:
-        """Text 0 with text `second`, or alone if that is 0: tokens, types and marks [3, length]."""
+        """Text 0 with `second`, or alone if that is 0: tokens, types and marks [3, length]."""
         tokens, token_types, marks = row = np.zeros((3, length), np.int32)  # 0 is padding
-        between = self._tokenizer.separators
-        kept = [len(self._ids[0][number])]
-        if second:
-            longest = self._longest - 2 - between
-            kept = shortened(kept[0], len(self._ids[second][number]), longest)
-        else:
-            kept = [min(kept[0], self._longest - 2)]
+        between, texts = self.tokenizer.separators, [0, second] if second else [0]
+        sizes = [len(self._ids[text][number]) for text in texts] + [0]
+        kept = shortened(sizes[0], sizes[1], self._longest - 2 - (between if second else 0))
         tokens[0], end = BOS, 1
-        for text, count in zip((0, second), kept, strict=False):
+        for text, count in zip(texts, kept, strict=False):
             more = between - 1 if text else 0
             start, end = end, end + more + count + 1
             tokens[start:end] = EOS
@@ -134,7 +212,7 @@ class LabelledRows:
         """What a model gives for each example, in order: [N, C], or [N] numbers."""
         found = np.concatenate([found for _, found in outputs])
         numbers = np.concatenate([numbers for numbers, _ in outputs])
-        logits = np.zeros((len(self), *found.shape[1:]))
+        logits = np.zeros((len(self.examples), *found.shape[1:]))
         logits[numbers[numbers >= 0]] = found[numbers >= 0]
         return logits
 
@@ -144,49 +222,15 @@ class LabelledRows:
         return (logits if logits.ndim == 1 else logits.argmax(axis=-1)).tolist()
 
     def scores(self, outputs: Outputs) -> dict[str, float]:
-        """The official metrics, and their `score`; the labels must be known."""
         labels = [example.label for example in self.examples if example.label is not None]
         grouped = "exact_match" in self.dataset.metrics
         groups = [example.index[:2] for example in self.examples] if grouped else ()
         return official_scores(self.dataset, labels, self.predictions(outputs), groups)
 
-    def submission(self, outputs: Outputs) -> dict[str, str]:
-        """The file of predictions that the suite takes, {suffix: text}."""
-        indices = [example.index for example in self.examples]
-        return submission(self.dataset, indices, self.predictions(outputs))
-
-
-def misspelt(examples: Sequence[Any], rate: float, seed: int) -> list[Any]:
-    """The examples with each word of their texts misspelt with probability `rate`."""
-    generator = np.random.default_rng([Draw.SPELLING, seed])
-    return [
-        replace(one, texts=tuple(misspell(text, rate, generator) for text in one.texts))
-        for one in examples
-    ]
-
-
-def misspell(text: str, rate: float, generator: np.random.Generator) -> str:
-    """The text with each word misspelt with probability `rate`, as people in a hurry do.
-
-    A misspelt word has one letter dropped, doubled or replaced by another, or two neighbours
-    exchanged, each equally likely if it changes the word.
-    """
-
-    def replaced(match: re.Match[str]) -> str:
-        wrong = generator.random() < rate
-        return _misspelt(match[0], generator) if wrong else match[0]
-
-    return _WORD.sub(replaced, text)
-
-
-def _misspelt(word: str, generator: np.random.Generator) -> str:
-    while True:
-        i, letter = int(generator.integers(len(word))), LETTERS[generator.integers(len(LETTERS))]
-        found = (
-            word[:i] + word[i + 1 :],
-            word[:i] + word[i] + word[i:],
-            word[:i] + letter + word[i + 1 :],
-            word[:i] + word[i + 1 : i + 2] + word[i] + word[i + 2 :],
-        )[generator.integers(4)]
-        if found != word:
-            return found
+    def files(self, outputs: Outputs) -> dict[str, str]:
+        """TSV: index and prediction of each example, the name of its label or a number."""
+        names, lines = self.dataset.labels, ["index\tprediction\n"]
+        for example, found in zip(self.examples, self.predictions(outputs), strict=True):
+            shown = names[int(found)] if names else f"{found:.3f}"
+            lines.append(f"{example.index}\t{shown}\n")
+        return {"predictions.tsv": "".join(lines)}

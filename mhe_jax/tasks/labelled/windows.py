@@ -19,8 +19,8 @@ Source: Devlin et al. 2019, sections 4.2 and 4.3.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,12 @@ import numpy as np
 from mhe_jax.config import DataConfig, EvaluationConfig, InputError
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.data.examples import Row
+from mhe_jax.data.rows import num_windows
 from mhe_jax.data.words import AnyTokenizer
-from mhe_jax.tasks.labelled.examples import Question
-from mhe_jax.tasks.labelled.rows import encode
+from mhe_jax.tasks.labelled.examples import Example
+from mhe_jax.tasks.labelled.rows import Rows
 from mhe_jax.tasks.labelled.table import DatasetRow, with_score
-from mhe_jax.tasks.metrics import answer_scores, best_threshold
+from mhe_jax.tasks.metrics import answer_scores
 from mhe_jax.tasks.task import Outputs
 
 
@@ -47,21 +48,19 @@ class Answer:
     end: int
 
 
-class WindowRows:
+class WindowRows(Rows):
     """The windows of questions, tokenized."""
 
     def __init__(
         self,
         dataset: DatasetRow,
         tokenizer: AnyTokenizer,
-        questions: Sequence[Question],
+        examples: Sequence[Example],
         data: DataConfig,
         evaluation: EvaluationConfig,
     ):
-        self.dataset = dataset
-        self.questions = questions
-        self._evaluation = evaluation
-        self._tokenizer = tokenizer
+        super().__init__(dataset, tokenizer, examples)
+        self._evaluation, self._version_2 = evaluation, dataset.name == "squad_v2"
         # Positions of a row that hold neither question nor window: before the window, and in all.
         self._before, self._around = 1 + tokenizer.separators, 2 + tokenizer.separators
         room = data.sequence_length - data.question_length - self._around
@@ -70,57 +69,40 @@ class WindowRows:
                 f"data.window_stride is {data.window_stride}: at most data.sequence_length - "
                 f"data.question_length - {self._around} = {room}"
             )
-        asked = encode(tokenizer, [question.question for question in self.questions])
-        self._asked = [ids[: data.question_length] for ids in asked]
-        # Many questions share a context.
-        contexts = list(dict.fromkeys(question.context for question in self.questions))
+        questions, of_each = zip(*(example.texts for example in examples), strict=True)
+        self._asked = [ids[: data.question_length] for ids in self.encode(questions)]
+        contexts = list(dict.fromkeys(of_each))  # many questions share one
         number_of = {context: number for number, context in enumerate(contexts)}
-        self._context = [number_of[question.context] for question in self.questions]
-        self._ids = encode(tokenizer, contexts)
+        self._context = [number_of[context] for context in of_each]
+        self._ids = self.encode(contexts)
         self._offsets = [
             tokenizer.offsets(text, ids) for text, ids in zip(contexts, self._ids, strict=True)
         ]
         # Question, first and last + 1 piece of the window, first and last piece of the answer.
         self._windows = np.array(
-            [window for number in range(len(self.questions)) for window in self._cut(number, data)]
+            [window for number in range(len(examples)) for window in self._cut(number, data)]
         )
         asked_lengths = np.array([len(ids) for ids in self._asked])
         question, start, stop = self._windows[:, :3].T
         self.lengths = asked_lengths[question] + (stop - start) + self._around
-        self.num_examples = len(questions)
         # All are without a label if none has an answer, else none is.
-        self.num_unlabelled = 0 if any(q.answers for q in questions) else len(questions)
+        self.num_unlabelled = 0 if any(one.answers for one in examples) else len(examples)
+        self.about = f"{len(examples):,} questions in {len(self._windows):,} windows"
 
-    def _cut(self, number: int, data) -> Iterable[tuple[int, int, int, int, int]]:
+    def _cut(self, number: int, data: DataConfig) -> Iterable[tuple[int, int, int, int, int]]:
         """The windows of a question, and where its first answer lies in the context, or -1."""
-        question, context = self.questions[number], self._context[number]
-        offsets = self._offsets[context]
+        offsets, answers = self._offsets[self._context[number]], self.examples[number].answers
         room = data.sequence_length - len(self._asked[number]) - self._around
         first = last = -1
-        if question.answers:
-            text, begin = question.answers[0]
+        if answers:
+            text, begin = answers[0]
             inside = (offsets[:, 1] > begin) & (offsets[:, 0] < begin + len(text))
             first, last = np.flatnonzero(inside)[[0, -1]] if inside.any() else (-1, -1)
-        start = 0
-        while True:
-            stop = min(start + room, len(offsets))
-            yield number, start, stop, first, last
-            if stop == len(offsets):
-                return
-            start += data.window_stride
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    @property
-    def records(self) -> Iterator[Sequence[Any]]:
-        return ((q.question, q.context, q.answers) for q in self.questions)
-
-    def describe(self) -> str:
-        return f"{len(self.questions):,} questions in {len(self):,} windows"
+        for k in range(num_windows(len(offsets), room, data.window_stride)):
+            start = k * data.window_stride
+            yield number, start, min(start + room, len(offsets)), first, last
 
     def row(self, number: int, length: int) -> Row:
-        """Window `number` as a row of `length`, which must hold it."""
         question, start, stop, first, last = self._windows[number]
         asked, ids = self._asked[question], self._ids[self._context[question]][start:stop]
         tokens = np.full(length, PAD, np.int32)
@@ -134,7 +116,7 @@ class WindowRows:
         if start <= first and last < stop and first >= 0:
             labels += np.array([first, last], np.int32) - start + begin
         return {
-            **self._tokenizer.inputs(tokens),
+            **self.tokenizer.inputs(tokens),
             "token_types": token_types,
             "marks": marks,
             "labels": labels,
@@ -150,7 +132,7 @@ class WindowRows:
         if not len(offsets):  # a tokenizer may drop all characters of a context
             return "", 0, 0
         begin, end = offsets[first + shift, 0], offsets[last + shift, 1]
-        text = self.questions[question].context[begin:end]
+        text = self.examples[question].texts[1][begin:end]
         begin = int(begin) + len(text) - len(text.lstrip())
         text = text.strip()
         return text, begin, begin + len(text)
@@ -158,9 +140,11 @@ class WindowRows:
     def predictions(self, outputs: Outputs) -> list[Answer]:
         """The answer to each question, from the numbers of rows [B] and their logits [B, 2, T].
 
-        A number of -1 is a row of padding.
+        A number of -1 is a row of padding. In version 2.0 an answer has no text where giving none
+        scores more by `no_answer_threshold`.
         """
-        count = len(self.questions)
+        most = self._evaluation.no_answer_threshold if self._version_2 else np.inf
+        count = len(self.examples)
         best, no_answer = np.full(count, -np.inf), np.full(count, np.inf)
         spans: list[tuple[int, int, int]] = [(-1, 0, 0)] * count
         for numbers, logits in outputs:
@@ -175,42 +159,25 @@ class WindowRows:
         answers = []
         for place, null, score in zip(spans, no_answer, best, strict=True):
             text, start, end = self.span(*place)
+            text = "" if null - score > most else text
             answers.append(Answer(text, float(null - score), float(score), start, end))
         return answers
 
-    def decided(self, answers: Sequence[Answer]) -> list[Answer]:
-        """The answers, of which version 2.0 leaves out the text where no answer scores more."""
-        most = self._evaluation.no_answer_threshold
-        left = self.dataset.may_be_unanswered
-        return [replace(one, text="") if left and one.no_answer > most else one for one in answers]
-
     def scores(self, outputs: Outputs) -> dict[str, float]:
-        """The metrics of SQuAD; of version 2.0 also the best over all thresholds."""
-        answers = self.predictions(outputs)
-        right = [[text for text, _ in question.answers] for question in self.questions]
-        version_2 = self.dataset.may_be_unanswered
-        texts = [answer.text for answer in self.decided(answers)]
-        found = answer_scores(texts, right, version_2=version_2)
+        texts = [answer.text for answer in self.predictions(outputs)]
+        right = [[text for text, _ in example.answers] for example in self.examples]
+        found = answer_scores(texts, right, version_2=self._version_2)
         metrics = {name: 100.0 * float(np.mean(values)) for name, values in found.items()}
-        if version_2:
-            answerable = np.array([bool(answers) for answers in right])
-            no_answer = np.array([answer.no_answer for answer in answers])
-            given = answer_scores([answer.text for answer in answers], right, version_2=True)
-            for name, values in given.items():
-                best, threshold = best_threshold(values, no_answer, answerable)
-                metrics |= {f"best_{name}": 100.0 * best, f"best_{name}_threshold": threshold}
         return with_score(self.dataset, metrics)
 
-    def submission(self, outputs: Outputs) -> dict[str, str]:
+    def files(self, outputs: Outputs) -> dict[str, str]:
         """JSON {id: text}, and for 2.0 {id: by how much no answer scores more} beside it."""
         answers = self.predictions(outputs)
-        names = [question.index for question in self.questions]
-        texts = (answer.text for answer in self.decided(answers))
-        files: dict[str, Any] = {"predictions.json": dict(zip(names, texts, strict=True))}
-        if self.dataset.may_be_unanswered:
-            odds = (answer.no_answer for answer in answers)
-            files["no_answer.json"] = dict(zip(names, odds, strict=True))
-        return {name: json.dumps(found, ensure_ascii=False) + "\n" for name, found in files.items()}
+        pairs = [(one.index, of) for one, of in zip(self.examples, answers, strict=True)]
+        found: dict[str, Any] = {"predictions.json": {index: of.text for index, of in pairs}}
+        if self._version_2:
+            found["no_answer.json"] = {index: of.no_answer for index, of in pairs}
+        return {name: json.dumps(of, ensure_ascii=False) + "\n" for name, of in found.items()}
 
 
 def best_spans(logits: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

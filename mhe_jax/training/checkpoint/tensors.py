@@ -16,8 +16,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from mhe_jax.config import InputError, not_installed
 from mhe_jax.config.files import cache_directory
 from mhe_jax.data.cache import local_copy
-from mhe_jax.model import unroll_layers
-from mhe_jax.training.checkpoint.faults import told
+from mhe_jax.model import stack_layers, unroll_layers
+from mhe_jax.training.checkpoint.steps import told
 
 WEIGHTS = "model.safetensors"
 # What the metadata have the SHA-256 of all tensors under, as the format itself has none.
@@ -38,10 +38,7 @@ def write_tensors(
     # The library lets nobody but its owner read what it writes.
     path.touch()
     mode = path.stat().st_mode
-    try:
-        library.numpy.save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
-    except library.SafetensorError as error:
-        raise OSError(str(error)) from error
+    library.numpy.save_file(arrays, path, {**(metadata or {}), DIGEST: _digest(arrays)})
     path.chmod(mode)
 
 
@@ -60,11 +57,7 @@ def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
-    """Parameters of the shapes and shardings of `abstract_params`, and the file's metadata.
-
-    InputError as `read_tensors`, or if a tensor is missing, unknown, of another shape or type, or
-    holds NaN or infinity.
-    """
+    """Parameters of the shapes and shardings of `abstract_params`, and the file's metadata."""
     tensors, metadata = read_tensors(path)
     unrolled = jax.eval_shape(unroll_layers, abstract_params)
     wanted = cast(dict[str, Any], flatten_dict(unrolled, sep="."))
@@ -80,18 +73,11 @@ def read_params(path: Path, abstract_params: Any) -> tuple[Any, dict[str, str]]:
             )
         if not np.isfinite(array).all():
             raise InputError(f"{path}: {name} holds NaN or infinity")
-    placed = {}
-    for parts, leaf in cast(dict[tuple[str, ...], Any], flatten_dict(abstract_params)).items():
-        name = ".".join(parts)
-        if "layers" in parts:  # scanned
-            layers = range(leaf.shape[0])
-            array = np.stack([tensors[name.replace("layers", f"layer_{i}")] for i in layers])
-        else:
-            array = tensors[name]
-        placed[parts] = jax.make_array_from_callback(
-            leaf.shape, leaf.sharding, lambda index, array=array: array[index]
-        )
-    return unflatten_dict(placed), metadata
+    params: Any = unflatten_dict(tensors, sep=".")
+    if jax.tree.structure(unrolled) != jax.tree.structure(abstract_params):  # scanned
+        params = jax.device_get(stack_layers(params))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
+    return jax.device_put(params, shardings), metadata
 
 
 def _digest(tensors: Mapping[str, np.ndarray]) -> str:

@@ -13,8 +13,7 @@ from mhe_jax import tasks
 from mhe_jax.config import AttentionConfig, Config, DataConfig, ModelConfig
 from mhe_jax.config.data import BOS, EOS, PAD
 from mhe_jax.config.fields import set_field
-from mhe_jax.interchange.huggingface.tables import write_files
-from mhe_jax.interchange.huggingface.writing import convert
+from mhe_jax.interchange.huggingface import convert, write_files
 
 
 def model_config(task, kind="mha", **fields):

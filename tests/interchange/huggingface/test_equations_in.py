@@ -98,16 +98,6 @@ def test_a_body_without_its_name_in_front(kind, tmp_path):
 BODIES = ("transformer", "model", "bert", "roberta")
 
 
-def test_the_bias_of_logits_that_are_not_tied(tmp_path):
-    """Some files have it once, and of two the decoder's is used."""
-    t, config, _ = make("BertForMaskedLM", tmp_path, tie_word_embeddings=False)
-    ours, theirs = "cls.predictions.bias", "cls.predictions.decoder.bias"
-    t["cls.predictions.decoder.weight"] = t[BERT]
-    for tensors in (t, {**t, ours: t[ours] + 1, theirs: t[ours]}):
-        save_file(tensors, tmp_path / "model.safetensors")
-        check("BertForMaskedLM", tmp_path, t, config)
-
-
 def test_which_of_several_files_is_read(tmp_path):
     """As transformers chooses: one file, else those of the index, whole."""
     t, config, _ = make("GPT2LMHeadModel", tmp_path)

@@ -3,7 +3,6 @@
 import dataclasses
 import random
 
-import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -16,17 +15,15 @@ from small_models import (
     tokens_of,
     word_piece,
 )
-from tiny_runs import KINDS
 
-from mhe_jax.attention import make_attention
 from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.tokenizer import SPACE
+from mhe_jax.interchange.huggingface import OURS, convert, generation, numbering, write_files
 from mhe_jax.interchange.huggingface.reading import read
-from mhe_jax.interchange.huggingface.tables import lay_out, modules, write_files
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
-from mhe_jax.interchange.huggingface.writing import OURS, _generation, convert, numbering
+from mhe_jax.interchange.tables import lay_out, modules
 from mhe_jax.model import unroll_layers
 
 
@@ -34,50 +31,6 @@ from mhe_jax.model import unroll_layers
 def tokenizer():
     """A sentencepiece model of the demo's text."""
     return train_tokenizer([(open_source(("demo:train",), "pair"), 1.0)], 400)
-
-
-def attended(heads, x):
-    """The attention of heads by the equation of `Heads`."""
-    x = np.pad(x, ((0, 0), (0, 1)), constant_values=1)
-    q, k, v = (x @ part for part in (heads.query, heads.key, heads.value))
-    k, v = (np.repeat(part, len(q) // len(part), 0) for part in (k, v))
-    scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return np.sum(weights @ v @ heads.out, 0) + heads.bias
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        *KINDS.items(),
-        ("mhe_add", {"num_groups": 2}),
-        ("mhe_add", {"score_groups": 2}),
-        ("mhe_mul", {"num_groups": 2}),
-        ("mva", {"num_groups": 2}),
-    ],
-    ids=str,
-)
-def test_heads_do_what_the_kind_does(kind, fields, bias):
-    """As few key heads as the kind allows, and then wider ones with zeros, as many as queries."""
-    qkv = 24 if kind == "gta" else 12
-    module = make_attention(kind, num_heads=4, qkv_features=qkv, use_bias=bias, **fields)
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(7, 12 if kind == "el" else 13)).astype(np.float32)
-    shapes = jax.eval_shape(module.init, jax.random.key(1), x[None])["params"]
-    params = jax.tree.map(
-        lambda leaf: 0.5 * draw.normal(size=leaf.shape).astype(np.float32), shapes
-    )
-    expected = module.apply({"params": params}, x[None])[0]
-    heads = module.heads(params)
-    groups = fields.get("num_groups", 1)
-    few = {"sha": 1, "mqa": 1, "gqa": 2, "gta": 2, "mhe_add": groups, "mhe_mul": groups}
-    assert len(heads.value) == few.get(kind, 4)
-    wide = heads.widened(7).repeated()
-    assert wide.query.shape == wide.key.shape == wide.value.shape == (4, x.shape[1] + 1, 7)
-    for found in (heads, wide):
-        np.testing.assert_allclose(attended(found, x), expected, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +277,7 @@ def test_the_search_is_that_of_the_run(task, evaluation, expected):
     """As far as transformers has it: a length penalty is another formula there."""
     config = model_config(task)
     config = dataclasses.replace(config, evaluation=EvaluationConfig(**evaluation))
-    found = _generation(config, {"decoder_start_token_id": BOS}, OURS)
+    found = generation(config, OURS)
     ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     if task == "translation":
         ends |= {"decoder_start_token_id": BOS, "max_length": 13}

@@ -5,8 +5,7 @@ import pytest
 from small_models import LLAMA, apply, model_config, random_params, tokens_of
 from tiny_runs import KINDS
 
-from mhe_jax.interchange.huggingface.tables import write_files
-from mhe_jax.interchange.huggingface.writing import convert
+from mhe_jax.interchange.huggingface import convert, write_files
 
 torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
 transformers = pytest.importorskip("transformers")

@@ -7,13 +7,10 @@ dropout keeps, else 0,
     E = exp(scale · (q·k - m))
     dS = E ⊙ [Z ⊙ (dsums·columnsᵀ of values) + dsums·columnsᵀ of others]
 
-This is one matrix product of depth D + X with an exponential in it. A program has a tile of 128
-queries and `keys` keys. Two warpgroups have 64 queries each, with the products in registers; a
-third loads 64 columns at a time into slots. E waits in shared memory for its product with the rest.
-
-The programs of a cluster have the same keys and each loads its part of them into the shared memory
-of all. So a slot is free when all warpgroups of the cluster have read it, and no program ends
-before all have read what it loaded for them.
+A program has a tile of 128 queries and `keys` keys. Two warpgroups have 64 queries each, with the
+products in registers; a third loads 64 columns at a time into slots. The programs of a cluster have
+the same keys and each loads its part of them for all: a slot is free when all warpgroups of the
+cluster have read it, and no program ends before all have read what it loaded for them.
 """
 
 import functools
@@ -25,15 +22,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as gpu
 
-from mhe_jax.attention.engines.shared.hopper_blocks import (
-    full,
-    in_shared_memory,
-    kept_of,
-    of_rows,
-    sight,
-    vector,
-    words_of,
-)
+from mhe_jax.attention.engines.shared import hopper_forward as hopper
+from mhe_jax.attention.engines.shared.hopper_forward import in_shared_memory, kept_of, vector
 
 QUERIES, COMPUTING, DEPTH = 64, 2, 64
 # Bytes of shared memory, less what barriers take.
@@ -51,7 +41,7 @@ class Sizes(NamedTuple):
     cluster: int = 2
 
 
-def products(sizes: Sizes, q, k, dsums, columns, maxima, visible, interpret=None):
+def products(sizes: Sizes, q, k, dsums, columns, maxima, visible):
     """E and dS [N, T, S] in bfloat16, 0 where a query does not see the key.
 
     T is a multiple of 128 · cluster, S of keys, D, X and values of 64.
@@ -80,7 +70,6 @@ def products(sizes: Sizes, q, k, dsums, columns, maxima, visible, interpret=None
             ),
         ],
         compiler_params=gpu.CompilerParams(approx_math=True),
-        interpret=interpret,
     )
     return call(q, k, dsums, columns, maxima, visible)
 
@@ -112,11 +101,13 @@ def _program(
     def slot(n):
         return jax.lax.rem(n, jnp.int32(slots))
 
-    def compute():
+    @pl.when(group < COMPUTING)
+    def _compute():
+        gpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
         mine = pl.ds(group * QUERIES, QUERIES)
         own = pl.ds((block * COMPUTING + group) * QUERIES, QUERIES)
         tile = tiles.at[group]
-        nothing = full((QUERIES, keys), 0, gpu.Layout.WGMMA)
+        nothing = hopper.full((QUERIES, keys), 0, gpu.Layout.WGMMA)
 
         def store(array, x):
             gpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -142,7 +133,7 @@ def _program(
             return found
 
         def products():
-            highest, see = vector(maxima.at[row, own], 1), sight(visible, row, own)
+            highest, see = vector(maxima.at[row, own], 1), hopper.sight(visible, row, own)
             ids = visible.ids and vector(visible.ids[1].at[row, there], 0)
             s = product(0, of_scores, nothing)
 
@@ -151,7 +142,7 @@ def _program(
                 if test_bounds or visible.ids is not None:
                     x = jnp.where(see(s, first_key, ids, test_bounds), s, -jnp.inf)
                 # The difference first: see `blocks.exponential`.
-                store(e_out, jnp.exp2((x - of_rows(highest, x)) * unit))
+                store(e_out, jnp.exp2((x - hopper.of_rows(highest, x)) * unit))
 
             if visible.bounds is None:
                 store_e(False)
@@ -162,7 +153,7 @@ def _program(
             if visible.bits is None:
                 de = product(of_scores, steps, nothing)
             else:
-                words = words_of(visible, row, there, own)
+                words = hopper.words_of(visible, row, there, own)
                 de = kept_of(product(of_scores, of_values, nothing), words)
                 de = product(of_values, steps, de)
             # Read again: held in registers, E would make them spill.
@@ -199,11 +190,6 @@ def _program(
         @pl.loop(steps - slots, steps)
         def _(n):
             gpu.barrier_wait(free.at[slot(n)])
-
-    @pl.when(group < COMPUTING)
-    def _():
-        gpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
-        compute()
 
     @pl.when(group == COMPUTING)
     def _():

@@ -8,10 +8,10 @@ two, which columns are divided by,
     E = exp(scale · (q·k - m))    d = E·w    output = powers ⊙ (E'·columns) / (keep · d)
 
 A program has 128 queries of a row and one chunk of columns. Two warpgroups have 64 queries each,
-with their sums in registers; a third loads blocks of keys, columns and weights into slots of shared
-memory. While one of the two uses the tensor core, the other computes exponentials: `turn` passes it
-on, twice a block. E is rounded to bfloat16; as in FlashAttention-3 (Shah et al. 2024, arXiv
-2407.08608) m is the maximum so far, and sums are rescaled where it grows.
+with their sums in registers; a third loads blocks of keys, columns and weights into slots. While
+one of the two uses the tensor core, the other computes exponentials: `turn` passes it on, twice a
+block. As in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608) m is the maximum so far, and sums
+are rescaled where it grows.
 """
 
 import functools
@@ -24,19 +24,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as gpu
 
 from mhe_jax.attention.engines.blocks import round_up
-from mhe_jax.attention.engines.shared.hopper_blocks import (
-    Visible,
-    column_numbers,
-    divided,
-    full,
-    in_shared_memory,
-    kept_of,
-    loops_over,
-    of_rows,
-    sight,
-    vector,
-    words_of,
-)
 
 QUERIES, COMPUTING, TILE = 64, 2, 128
 # Registers of a thread that computes, and of one that loads.
@@ -46,6 +33,24 @@ MAX_COLUMNS, MAX_SUMS, MAX_SHARED = 256, 272, 232448
 # Keys of a block, slots of k and of columns: the first that fits.
 BLOCKS = (128, 2, 2), (64, 3, 3), (64, 2, 2), (64, 2, 1)
 LEAST = float(jnp.finfo(jnp.float32).min)
+# An argument of `gpu.load` that JAX dropped.
+INDEX = ((),) if jax.__version_info__ < (0, 11) else ()
+
+
+class Visible(NamedTuple):
+    """Which keys queries see and what dropout keeps; None: all of them.
+
+    - `bounds` int32 [N, 2, T]: the first and the last key of a query.
+    - `ids` int32 [N, T] and [N, S]: a query sees the keys of its own number.
+    - `ranges` int32 [N, T / 128, 4], wherever one of these is: the keys [first, end) that any of
+      128 queries sees, at least one, and the keys [first, end) that the bounds of all let through.
+    - `bits` int32 [N, S / 32, T]: bit j % 32 of word j // 32 is 1 where the query keeps key j.
+    """
+
+    bounds: jax.Array | None = None
+    ids: tuple[jax.Array, jax.Array] | None = None
+    ranges: jax.Array | None = None
+    bits: jax.Array | None = None
 
 
 class Sizes(NamedTuple):
@@ -81,12 +86,11 @@ def sizes_of(scale: float, keep: float, D: int, heads: int, width: int) -> Sizes
     return None
 
 
-def forward(sizes: Sizes, q, k, columns, weights, powers, visible: Visible, interpret=None):
+def forward(sizes: Sizes, q, k, columns, weights, powers, visible: Visible):
     """output₁, output₂ [N, T, C·H·E] in bfloat16, d [N, C·H, T] and m [N, T] in float32.
 
     The output is the sum of both. Without keys it is 0, d = 1 and m the least float32. With
-    `visible.bits` also the sums of the weights that dropout left, E'·w₁ / (keep · d) [N, C·H, T],
-    rounded as columns are: so terms of gradients cancel. T and S are multiples of 128, D of 64.
+    `visible.bits` also E'·w₁ / (keep · d) [N, C·H, T]. T and S are multiples of 128, D of 64.
     """
     if visible.ids is not None and sizes.keys == 128:
         # The ids of 128 keys are too many registers.
@@ -116,7 +120,6 @@ def forward(sizes: Sizes, q, k, columns, weights, powers, visible: Visible, inte
             free(),
         ],
         compiler_params=gpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
-        interpret=interpret,
     )(q, k, columns, weights, powers, visible)
     return *outputs, d, m, *left
 
@@ -248,3 +251,106 @@ def _program(
         for slots, free in ((sizes.key_slots, k_is_free), (sizes.column_slots, columns_are_free)):
             last = pl.loop(0, jnp.minimum(end - begin, slots))
             last(lambda slot, free=free: gpu.barrier_wait(free.at[slot]))
+
+
+def in_shared_memory(*shape):
+    """Blocks as the tensor core reads them."""
+    width = math.gcd(shape[-1], 64)
+    transforms = gpu.TilingTransform((8, width)), gpu.SwizzleTransform(2 * width)
+    return gpu.SMEM(shape, jnp.bfloat16, transforms=transforms)
+
+
+def loops_over(keys: int, blocks: int, visible: Visible, row, tile):
+    """(first, end, whether some are hidden) of the blocks of `keys`, in the order of keys."""
+    if visible.ranges is None:
+        return [(0, blocks, False)]
+    first, last, of_all, end_of_all = (visible.ranges[row, tile, j] for j in range(4))
+    begin, end = ratio(first, keys), ratio(last + keys - 1, keys)
+    if visible.ids is not None:
+        return [(begin, end, True)]
+    start = jnp.clip(ratio(of_all + keys - 1, keys), begin, end)
+    stop = jnp.clip(ratio(end_of_all, keys), start, end)
+    return [(begin, start, True), (start, stop, False), (stop, end, True)]
+
+
+def ratio(x, size):
+    return jax.lax.div(x, jnp.int32(size))
+
+
+def sight(visible: Visible, row, own):
+    """What says which keys the queries see; without `by_bounds` the bounds let all through."""
+    bounds, of_queries = visible.bounds, visible.ids and vector(visible.ids[0].at[row, own], 1)
+    if bounds is not None:
+        start, last = (vector(bounds.at[row, j, own], 1) for j in range(2))
+        count = jnp.maximum(last - start + 1, 0).astype(jnp.uint32)
+
+    def see(s, first, ids, by_bounds=True):
+        seen = []
+        if bounds is not None and by_bounds:
+            # One comparison: without a sign, a key before the first is far behind the last.
+            place = (column_numbers(s) - of_rows(start - first, s)).astype(jnp.uint32)
+            seen.append(place < of_rows(count, s))
+        if visible.ids:
+            seen.append(of_rows(of_queries, s) == of_columns(ids, s))
+        return functools.reduce(jnp.logical_and, seen)
+
+    return see
+
+
+def words_of(visible: Visible, row, keys, own):
+    """What the queries keep of the keys, 32 a word."""
+    if visible.bits is None:
+        return []
+    first = ratio(keys.start, 32)
+    return [vector(visible.bits.at[row, first + j, own], 1) for j in range(keys.size // 32)]
+
+
+def kept_of(e, words):
+    """e where the bits say so, else 0."""
+    if not words:
+        return e
+    word, key = of_rows(words[0], e), column_numbers(e)
+    for j, later in enumerate(words[1:], 1):
+        word = jnp.where(key < 32 * j, word, of_rows(later, e))
+    return jnp.where(word & jax.lax.shift_left(jnp.int32(1), key & 31) != 0, e, 0.0)
+
+
+def divided(acc, inverses, powers, width):
+    """acc times the numbers of its head and column: in parts, each as the sum of two in bfloat16.
+
+    In parts as wide as those of a block the compiler knows the head of a column.
+    """
+    parts, n = [], math.gcd(acc.shape[1], 64)
+    for first in range(0, acc.shape[1], n):
+        x, h = acc[:, first : first + n], first // width
+        inverse = of_rows(inverses[h], x)
+        for later in range(h + 1, -(-(first + n) // width)):
+            before = column_numbers(x) < later * width - first
+            inverse = jnp.where(before, inverse, of_rows(inverses[later], x))
+        # The power last: times 1 / d it may overflow.
+        x = x * inverse * of_columns(vector(powers.at[pl.ds(first, n)], 0), x)
+        # Behind the barrier two are rounded at once.
+        high = jax.lax.optimization_barrier(x.astype(jnp.bfloat16))
+        parts.append((high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)))
+    return parts
+
+
+def vector(ref, axis):
+    """A number a row of the scores or, for axis 0, a column."""
+    return gpu.load(ref, *INDEX, layout=gpu.Layout.WGMMA.reduce(axis), optimized=False)
+
+
+def of_rows(x, like):
+    return jax.lax.broadcast_in_dim(x, like.shape, [0])
+
+
+def of_columns(x, like):
+    return jax.lax.broadcast_in_dim(x, like.shape, [1])
+
+
+def column_numbers(x):
+    return gpu.broadcasted_iota(jnp.int32, x.shape, 1, layout=gpu.Layout.WGMMA)
+
+
+def full(shape, value, layout):
+    return gpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)

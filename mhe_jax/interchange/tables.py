@@ -4,10 +4,9 @@ A table says which plain parameters each tensor of a file holds, side by side, a
 transposed: a `torch.nn.Linear` stores [out, in].
 """
 
-import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from mhe_jax.config import InputError, ModelConfig
 from mhe_jax.config.files import CONFIG
 from mhe_jax.interchange.plain import Tensors
-from mhe_jax.training.checkpoint.tensors import WEIGHTS, write_tensors
 
 
 class Slot(NamedTuple):
@@ -28,7 +26,6 @@ class Slot(NamedTuple):
 
 
 Table = dict[str, Slot]
-Written = tuple[Tensors, dict[str, Any]]  # tensors and `config.json`
 
 
 def modules(
@@ -76,39 +73,34 @@ def lay_out(table: Table, tensors: Tensors, home: str) -> Tensors:
     >>> lay_out(table, plain, "a home")["fc.weight"].shape
     (4, 3)
     """
-    slots = [*_slots(table, tensors)]
-    for name in sorted(tensors.keys() - {part for _, parts, _ in slots for part in parts}):
-        raise InputError(f"{name} of the run has no place in {home}")
-    found = {}
-    for name, parts, slot in slots:
+    found, left = {}, {*tensors}
+    for name, parts, slot in _slots(table, tensors):
+        left -= {*parts}
         if not slot.twin:
             array = np.concatenate([tensors[part] for part in parts], -1)
             found[name] = array.T if slot.transposed else array[None] if slot.row else array
+    if left:
+        raise InputError(f"{min(left)} of the run has no place in {home}")
     return found
 
 
 def take_in(
     table: Table, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], source: Path
 ) -> Tensors:
-    """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file.
-
-    Of twins, a file has one or more. All tensors have a place, and no parameter is missing.
-    """
+    """The inverse of `lay_out`: the plain parameters, of `shapes`, in the tensors of a file."""
     found, came_in, names = {}, {}, {}
     for name, parts, slot in _slots(table, shapes):
         names[name] = parts
         if name not in tensors:
             continue
-        widths = [shapes[part][-1] for part in parts]
+        widths, array = [shapes[part][-1] for part in parts], tensors[name]
         expected = (*shapes[parts[0]][:-1], sum(widths))
         expected = expected[::-1] if slot.transposed else (1, *expected) if slot.row else expected
-        array = tensors[name]
-        if array.shape != expected:
+        if array.shape != expected or not jnp.issubdtype(array.dtype, jnp.floating):
             raise InputError(
-                f"{source}: {name} has shape {array.shape}: {CONFIG} asks for {expected}"
+                f"{source}: {name} is {array.dtype}{[*array.shape]}: {CONFIG} asks for floats of "
+                f"{[*expected]}"
             )
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise InputError(f"{source}: {name} is {array.dtype}: takes floats")
         array = array.T if slot.transposed else array[0] if slot.row else array
         pieces = np.split(array.astype(np.float32), np.cumsum(widths)[:-1], -1)
         for part, piece in zip(parts, pieces, strict=True):
@@ -121,15 +113,3 @@ def take_in(
     for name in sorted(tensors.keys() - names.keys()):
         raise InputError(f"{source}: has a tensor {name}, for which the model has no place")
     return found
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file as others lay it out."""
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def write_files(directory: Path, tensors: Tensors, config: Mapping[str, Any]) -> None:
-    """Writes the weights and `config.json`."""
-    # Without the metadata, transformers does not know which framework wrote the tensors.
-    write_tensors(directory / WEIGHTS, tensors, {"format": "pt"})
-    write_json(directory / CONFIG, config)

@@ -1,23 +1,19 @@
-"""Xue & Aletras 2023: what the paper prints, and its counts and ratios recomputed.
+"""Xue & Aletras 2023, arXiv 2310.07911: what the paper prints, and its numbers recomputed.
 
-    PRR  = 100 · score / score_MHA                        performance retention ratio, per cent
-    PEoP = ((score - score_SHA) / score_SHA)              performance elasticity of parameters
-           / ((P - P_SHA) / P_SHA)
+    python experiments/paper/published.py
 
-P is the attention parameters of all layers. SHA, the row that PEoP starts from, has no PEoP.
-
-Source: "Pit One Against Many: Leveraging Attention-head Embeddings for Parameter-efficient
-Multi-head Attention", Findings of EMNLP 2023, arXiv 2310.07911, section on metrics. For scores
-where lower is better, the paper's formula is not known; ours are
-
-    PRR  = 100 · (1 - (score - score_MHA) / score_MHA)
-    PEoP = ((score_SHA - score) / score_SHA) / ((P - P_SHA) / P_SHA)
+Counts come from our modules, PRR and PEoP from the formulas (`mhe_jax/report/report.py`) and the
+printed scores. SHA, the row that PEoP starts from, has no PEoP.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mhe_jax.attention import make_attention
 from mhe_jax.attention.cost import parameters
@@ -83,30 +79,6 @@ VERDICTS = {
     "within": "scores that round to the printed ones can give it",
     "differs": "neither",
 }
-HEAD = ("table", "model", "printed", "recomputed", "")
-
-
-def retention(score: Any, mha: Any, *, lower_is_better: bool = False) -> Any:
-    """PRR, in per cent of the score of `mha`, of numbers or of Series.
-
-    >>> retention(36.5, 36.5), retention(110.0, 100.0, lower_is_better=True)
-    (100.0, 90.0)
-    """
-    if lower_is_better:
-        return 100 * (1 - (score - mha) / mha)
-    return 100 * score / mha
-
-
-def elasticity(
-    score: Any, count: Any, sha: Any, sha_count: Any, *, lower_is_better: bool = False
-) -> Any:
-    """PEoP of a score with `count` attention parameters against that of `sha`, which has others.
-
-    >>> elasticity(11.0, 400, 10.0, 200)
-    0.1
-    """
-    gain = (sha - score if lower_is_better else score - sha) / sha
-    return gain * sha_count / (count - sha_count)
 
 
 class Row(NamedTuple):
@@ -152,6 +124,8 @@ def _parameters(kind: str, num_heads: int, features: int, sublayers: int) -> int
 
 def rows() -> Iterator[Row]:
     """The 21 published counts, 35 PRR and 24 PEoP."""
+    from mhe_jax.report.report import elasticity, retention  # by pandas, which counts do not need
+
     encoder = ENCODER_HEADS, ENCODER_FEATURES, ENCODER_LAYERS
     counts = {kind: _parameters(kind, *encoder) for kind in ENCODER_MILLIONS}
     for kind, printed in ENCODER_MILLIONS.items():
@@ -177,20 +151,11 @@ def rows() -> Iterator[Row]:
                 yield Row("PEoP", benchmark, kind, peop, found)
 
 
-def tables() -> tuple[str, dict[str, dict[str, int]]]:
-    """Every published count, PRR and PEoP with ours, as Markdown; and how many agree."""
-    parts = [
-        "Xue & Aletras 2023, arXiv 2310.07911: as printed, and recomputed from the formulas and "
-        "the printed scores."
-    ]
-    found, summary = [*rows()], {}
-    for quantity in ("parameters", "PRR", "PEoP"):
-        own = [row for row in found if row.quantity == quantity]
-        verdicts = [row.verdict for row in own]
-        summary[quantity.lower()] = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
-        cells = [(r.table, r.name, r.printed, r.shown, r.verdict) for r in own]
-        lines = [f"| {' | '.join(line)} |" for line in (HEAD, *cells)]
-        lines.insert(1, "|---|---:|---:|---:|---:|")
-        parts += [f"## {quantity}", "\n".join(lines)]
-    parts.append("\n".join(f"- {verdict}: {meaning}" for verdict, meaning in VERDICTS.items()))
-    return "\n\n".join(parts), summary
+if __name__ == "__main__":
+    from experiments.reports import grid
+
+    found = [*rows()]
+    cells = [[r.quantity, r.table, r.name, r.printed, r.shown, r.verdict] for r in found]
+    print(grid(["quantity", "table", "model", "printed", "recomputed", ""], cells))
+    for verdict, meaning in VERDICTS.items():
+        print(f"- {verdict}: {sum(row.verdict == verdict for row in found)}, {meaning}")
