@@ -59,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.measure:
         print(json.dumps(measure(**json.loads(args.measure))))
         return 0
+    if args.text is None:
+        parser.error("--text FILE.xz is missing")
     from experiments import reports, timing  # what is measured does not import them
 
     with tempfile.TemporaryDirectory() as name:

@@ -61,7 +61,9 @@ def mlm_row(
 
 def begun(ids: Ids, sequence_length: int) -> np.ndarray:
     """bos, the ids, and padding up to the length."""
-    return _padded(np.concatenate([[BOS], ids]), sequence_length)
+    row = _padded(ids, sequence_length, 1)
+    row[0] = BOS
+    return row
 
 
 def lm_row(ids: Ids, sequence_length: int) -> Row:
@@ -78,16 +80,16 @@ def translation_row(source: Ids, target: Ids, length: int) -> Row:
 
 
 def _shifted(name: str, ids: Ids, length: int) -> Row:
-    return {
-        name: _padded(np.concatenate([[BOS], ids])[: len(ids)], length),
-        "labels": _padded(ids, length),
-        "weights": (np.arange(length) < len(ids)).astype(np.float32),
-    }
+    labels, n = _padded(ids, length), len(ids)
+    tokens, weights = np.full(length, PAD, np.int32), np.zeros(length, np.float32)
+    tokens[: min(n, 1)], weights[:n] = BOS, 1
+    tokens[1:n] = labels[: max(n - 1, 0)]
+    return {name: tokens, "labels": labels, "weights": weights}
 
 
-def _padded(ids: Ids, length: int) -> np.ndarray:
+def _padded(ids: Ids, length: int, start: int = 0) -> np.ndarray:
     row = np.full(length, PAD, np.int32)
-    row[: len(ids)] = ids
+    row[start : start + len(ids)] = ids
     return row
 
 

@@ -61,12 +61,12 @@ class Tokens:
         """The tokens from `of.start` up to `of.stop`, as far as there are."""
         start, stop, _ = of.indices(self.num_tokens)
         part = int(np.searchsorted(self._firsts, start, side="right")) - 1
-        found = [np.zeros(0, np.int32)]
+        found = []
         while start < stop:
             first = int(self._firsts[part])
             found.append(self._parts[part][start - first : stop - first])
             start, part = first + len(self._parts[part]), part + 1
-        return np.concatenate(found)
+        return np.concatenate(found) if found else np.zeros(0, np.int32)
 
 
 def tokens_of(
