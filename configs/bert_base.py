@@ -1,10 +1,18 @@
-"""The encoder of the MHE paper: BERT-base's shape, masked language model of 512 tokens.
+r"""The encoder of the MHE paper: BERT-base's shape, masked language model of 512 tokens.
 
     python train.py configs/bert_base.py --workdir runs/bert-mul
     python train.py configs/bert_base.py --workdir runs/bert-mha --model.attention.kind mha
 
-Text comes from TFDS and must be prepared first (train.py says how); any other text will do with
-`--data.train my.txt --data.validation held_out.txt`.
+Any text will do, with `--data.train my.txt --data.validation held_out.txt`. The default is
+wiki40b/en of TFDS, which is made with Apache Beam. Beam does not install beside mhe_jax. So make
+the text once in an environment of its own, in the TFDS_DATA_DIR that training has (tried on 150
+articles, not on all):
+
+    python3.11 -m venv beam
+    beam/bin/pip install tensorflow-datasets importlib_resources tensorflow \
+        'apache-beam[gcp,tfrecord]'
+    beam/bin/python -c 'import tensorflow_datasets as tfds
+    tfds.builder("wiki40b/en", file_format="array_record").download_and_prepare()'
 
 Expected time: not measured; meant for a pod (batch 256 of 512 tokens, a million steps).
 Expected score: not measured. Published attention parameters are 8.88M for mhe_add and mhe_mul and

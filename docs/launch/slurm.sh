@@ -12,8 +12,10 @@
 #
 #     docs/launch/slurm.sh --train.seed 1
 #
-# It installs into .venv, prepares the text (wiki40b/en, in data/; docs/pods.md says what it takes),
-# and submits itself as a job; what follows its name are fields of the config. SIGTERM comes 90 s
+# It installs into .venv, prepares the text (wiki40b/en, in data/; configs/bert_base.py says what it
+# takes), and submits itself as a job; what follows its name are fields of the config. CONFIG=,
+# WORKDIR= and DATA= before it choose another config, place and text; an empty DATA= prepares
+# nothing. The variables of sbatch, such as SBATCH_TIMELIMIT, go before it too. SIGTERM comes 90 s
 # before the time limit: the run saves, and the job is queued again and goes on.
 set -euo pipefail
 

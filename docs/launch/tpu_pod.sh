@@ -8,10 +8,13 @@
 #
 # SHARE is an NFS share that all hosts reach, such as one of Filestore: text and run lie there. Where
 # both lie in a bucket it is not needed (WORKDIR=gs://..., DATA= and --data.directory gs://...). What
-# follows ZONE are fields of the config. The script copies what is committed to all hosts, installs
-# it, mounts the share, has host 0 prepare the text (wiki40b/en; docs/pods.md says what it takes), and
-# starts training, which goes on when this terminal is closed. The same call goes on from the newest
-# checkpoint.
+# follows ZONE are fields of the config. For another config and text, set CONFIG=configs/NAME.py DATA=
+# and --data.directory /mnt/share/text.
+#
+# The script copies what is committed to all hosts, installs it, mounts the share, has host 0 prepare
+# the text (wiki40b/en; configs/bert_base.py says what it takes), and starts training, which goes on
+# when this terminal is closed. While it trains, a second call is refused. Later, the same call
+# continues from the newest checkpoint.
 set -euo pipefail
 
 usage="usage: SHARE=HOST:/PATH $0 NAME ZONE [--FIELD VALUE ...]"
