@@ -1,7 +1,9 @@
 """PyTorch beside JAX: on the same device, and waited for in the same way."""
 
+import importlib.util
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +12,7 @@ import jax
 DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 # Held while a case is made: the memory of one is counted while no other is there to take any.
 ALONE = threading.Lock()
+MODELING = Path(__file__).parents[1] / "mhe_jax/interchange/modeling_mhe.py"
 
 
 def with_device() -> tuple[Any, str]:
@@ -65,3 +68,11 @@ def memory(torch, call: Callable[[], Any]) -> int | None:
     torch.cuda.reset_peak_memory_stats()
     jax.block_until_ready(call())
     return torch.cuda.max_memory_allocated() - before
+
+
+def modeling() -> Any:
+    """The module that goes with an export `--to transformers`."""
+    spec: Any = importlib.util.spec_from_file_location("modeling_mhe", MODELING)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

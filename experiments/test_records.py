@@ -31,10 +31,13 @@ PROGRAMS = {
     "core_cpu": "speed.attention",
     "train_step": "speed.train_step",
     "decode_cpu": "speed.decode",
+    "torch_cpu": "speed.torch_layers",
     "decode_bytes": "kernels_gpu.decode_bytes",
     "gpu_schedule": "kernels_gpu.gpu_schedule",
     "cycles": "kernels_tpu.cycles",
     "input": "input.input",
+    "long_rows": "memory.long_rows",
+    "int8": "serving.int8",
 }
 RECORDS = [
     (record, program)
@@ -177,6 +180,46 @@ def test_models_of_the_same_number_of_parameters(task):
         assert parameters(task, fields) == sizes.parameters(sizes.changed(base, fields)), name
     planned = [case for stage in cases.stages(task) for case in stage.cases]
     assert sorted(planned) == sorted(Case(r, name) for r, own in models.items() for name in own)
+
+
+@pytest.mark.parametrize("task", cases.PLANS)
+def test_models_of_the_controls(task):
+    """By the closed form, with SwiGLU and RMSNorm too, and by the model as it is made."""
+    base, models = cases.base_of(task), cases.models(task)
+    wanted, cached = parameters(task, models["shape"]["mha"]), {}
+    for regime, own in models.items():
+        for name, fields in own.items():
+            config = sizes.changed(base, fields)
+            check(config)
+            made, cached[name] = parameters(task, fields), cached_numbers(config)
+            assert made == sizes.parameters(config), name
+            assert abs(made / wanted - 1) < 0.01, name
+            assert ("model.mlp_features" in fields) == (regime == "width"), name
+    heads = 8 * (base.model.num_layers if task != "translation_controls" else 2 * 2)
+    for name in {"mha-thin-narrow", "mva-narrow-no-bias"} & cached.keys():
+        assert cached[name] == cached["mva-narrow"] - heads
+    assert all(cached[name] <= cached["mva-narrow"] for name in {"gqa", "mqa"} & cached.keys())
+    planned = [case for stage in cases.stages(task) for case in stage.cases]
+    assert sorted(planned) == sorted(Case(r, name) for r, own in models.items() for name in own)
+
+
+def test_leads_over_the_controls():
+    """By two rates with all steps; two standard errors of three seeds are (0.01 / √3) · √2 · 2."""
+    found = []
+    for name, loss in (("mva-narrow", 2.0), ("mha-thin-narrow", 2.01), ("gqa", 2.1), ("mqa", 1.9)):
+        who = {"regime": "width", "name": name, "rate": "4e-3", "steps": 2000}
+        found += [
+            who | {"rate": rate, "seed": 0, "validation_loss": 3.0} for rate in ("4e-3", "8e-3")
+        ]
+        losses = enumerate((loss - 0.01, loss, loss + 0.01), 4)
+        found += [who | {"seed": seed, "validation_loss": value} for seed, value in losses]
+    rows = rows_of(atlas.controls(found, "lm_controls"))
+    assert "| mva-narrow | mha-thin-narrow | +0.010 ± 0.016 | not told apart |" in rows
+    assert "| mva-narrow | gqa | +0.100 ± 0.016 | better |" in rows
+    assert "| mva-narrow | mqa | -0.100 ± 0.016 | worse |" in rows
+    assert "| mva-narrow | mha | not measured | not measured |" in rows
+    one = [line for line in found if line["rate"] != "8e-3"]
+    assert atlas.measured(one, Case("width", "gqa"), "lm_controls") is None
 
 
 def test_sides_grow_in_turn():

@@ -119,6 +119,24 @@ def test_atlas_takes_the_rate_by_one_seed_and_the_score_by_three_others(
         run(monkeypatch, tmp_path, "atlas", "translation", "--steps", "40")
 
 
+def test_the_controls_try_two_rates_with_all_steps(calls, monkeypatch, tmp_path):
+    """No rate beyond them, though the lowest is best; then new seeds of all, of one stage only."""
+    assert run(monkeypatch, tmp_path, "atlas", "lm_controls", "--stages", "1") == 0
+    names = "shape/mha", "width/mva-narrow", "width/mha-thin-narrow"
+    tried = [("train", f"{name},{rate},seed=0") for name in names for rate in ("4e-3", "8e-3")]
+    fresh = [
+        (done, f"{name},4e-3,seed={seed}")
+        for name in names
+        for seed in "456"
+        for done in ("train", "eval")
+    ]
+    assert calls.calls[:6] == tried
+    assert sorted(calls.calls[6:]) == sorted(fresh)
+    assert {line["fields"]["train.num_steps"] for line in lines_of(tmp_path, "lm_controls")} == {
+        2000
+    }
+
+
 def test_atlas_goes_beyond_the_edge_and_takes_the_lowest_rate_in_a_tie(
     calls, monkeypatch, tmp_path
 ):

@@ -55,12 +55,33 @@ attention/cache.py: positions: test_rotary.py::test_the_cache_counts_positions
 attention/kinds/mhe.py: MHEMulAttention.fold_query: test_kinds.py::test_output_and_gradients
 - (1 + e_q) * (1 + e_k)
 + (1 + e_q)
+attention/kinds/mva.py: MultiValueAttention.score_bias: test_kinds.py::test_mva_without_its_key_bias_is_one_whose_bias_is_zero
+- jnp.zeros_like(memory["value"][..., 0])
++ memory["value"][..., 0]
+attention/kind.py: AttentionKind.memory: test_kinds.py::test_output_and_gradients
+- self.kv_heads, self.scored_features(D))
++ self.kv_heads, D)
 attention/kinds/mhe.py: MHEAddAttention.fold_output: test_kinds.py::test_output_and_gradients
 - heads + weight_sum * e_v[None, None]
 + heads + e_v[None, None]
 attention/kinds/mva.py: MultiValueAttention._over_heads: test_kinds.py::test_output_and_gradients
 - jnp.repeat(x, self.num_heads // self.num_groups, 2)
 + jnp.tile(x, (1, 1, self.num_heads // self.num_groups, 1))
+attention/engines/length.py: part_by_part.on: test_length.py::test_split_is_whole
+- stop = min(start + size + after, keys)
++ stop = min(start + size - 1 + after, keys)
+attention/engines/length.py: part_by_part.on: test_length.py::test_split_is_whole
+- Mask.lengths(start + size + after)
++ Mask.lengths(start + after)
+attention/engines/length.py: parts_of: test_length.py::test_all_devices_have_as_many_scores_under_a_causal_mask
+- return even, last - even
++ return 2 * device, 2 * device + 1
+attention/engines/splash.py: _kernel: test_length.py::test_split_is_whole
+- positions.astype(np.int32).reshape(-1)
++ np.sort(positions.astype(np.int32), None)
+attention/engines/shared/tpu.py: _gradient: test_tpu.py::test_gradients_of_many_keys
+- max(first - sizes.after, 0)
++ max(first, 0)
 attention/kinds/mla.py: MultiHeadLatentAttention.merge: test_rotary.py::test_every_kind
 - heads[..., : self._latents(call.head_features)[1]]
 + heads[..., heads.shape[-1] - self._latents(call.head_features)[1] :]

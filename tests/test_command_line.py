@@ -1,6 +1,5 @@
 """Command lines and what they mean. What they may not say: tests/test_bad_inputs.py."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -19,6 +18,7 @@ from mhe_jax.config import (
     ConversionConfig,
     DataConfig,
     EvaluationConfig,
+    InputError,
     KroneckerConfig,
 )
 from mhe_jax.config.fields import leaves, save_json, set_field, to_dict, value_of
@@ -75,6 +75,18 @@ def test_an_override_changes_its_field_only(config_file, arguments, values):
     for name, value in values.items():
         config = set_field(config, name, value)
     assert command_line.parse_train_arguments([config_file, *arguments.split()]) == config
+
+
+def test_a_run_goes_on_by_its_directory(config_file, tmp_path):
+    """With its own config, and the fields that are given; wherever it lies now."""
+    workdir = str(tmp_path / "run")
+    config = command_line.parse_train_arguments([config_file, "--workdir", workdir])
+    (tmp_path / "moved").mkdir()
+    save_json(config, tmp_path / "moved/config.json")
+    moved = set_field(config, "workdir", str(tmp_path / "moved"))
+    longer = set_field(moved, "train.num_steps", 7)
+    given = [str(tmp_path / "moved"), "--train.num_steps", "7"]
+    assert command_line.parse_train_arguments(given) == longer
 
 
 def test_a_run_that_starts_from_another_has_its_shape(config_file, run_directory):
@@ -162,14 +174,43 @@ def test_what_a_command_gets(monkeypatch, capfdbinary, line):
 # Help
 
 
+def help_of(config_file, capfdbinary, *words):
+    with pytest.raises(SystemExit) as stop:
+        commands.main(["train", config_file, "--help", *words])
+    assert not stop.value.code
+    return capfdbinary.readouterr().out.decode()
+
+
 def test_help_has_every_field_with_its_comment_and_the_configs_default(config_file, capfdbinary):
-    with contextlib.suppress(SystemExit):
-        commands.main(["train", config_file, "--help"])
-    text = capfdbinary.readouterr().out.decode()
+    text = help_of(config_file, capfdbinary, "all")
     for name in leaves(to_dict(Config())):
         assert f"--{name} " in text
     for comment in ("runs/full", "Updates in all.", "Number of query heads H.", "Übt auf a.txt."):
         assert comment in text
+    assert "----" not in text
+
+
+def test_help_has_few_fields_or_those_about_a_word(config_file, capfdbinary):
+    short = help_of(config_file, capfdbinary)
+    assert {*re.findall(r"^--([\w.]+)", short, re.MULTILINE)} == {*command_line.FIRST.split()}
+    assert len(command_line.FIRST.split()) == short.count("(default: ")
+    assert "Übt auf a.txt." in short
+    found = re.findall(r"^--([\w.]+)", help_of(config_file, capfdbinary, "ROTARY"), re.MULTILINE)
+    assert {"model.positions", "model.rotary_base"} <= {*found}
+    assert "workdir" not in found
+    with pytest.raises(InputError, match="--help nosuch: no field"):
+        commands.main(["train", config_file, "--help", "nosuch"])
+
+
+def test_a_result_is_json_for_programs_and_lines_for_people(capfdbinary, monkeypatch):
+    result = {"task": "lm", "parameters": {"total": 7}, "loss": 1.23456789, "changed": []}
+    commands.tell(result)
+    assert json.loads(capfdbinary.readouterr().out) == result
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    commands.tell(result)
+    told = [line.split() for line in capfdbinary.readouterr().out.decode().splitlines()]
+    wanted = [["task", "lm"], ["parameters.total", "7"], ["loss", "1.23457"], ["changed", "[]"]]
+    assert told == wanted
 
 
 # Commands by name

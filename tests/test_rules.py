@@ -50,6 +50,9 @@ LM | | model.rotary_scaling=2.0
 ROTARY | model.features=32 | model.features=24 | a.num_heads
 ROTARY | a.kind=gta a.num_kv_heads=4 a.qkv_features=32 | a.qkv_features=48 | a.num_heads
 ROTARY | a.kind=mva a.score_features=14 | a.score_features=13
+LM | a.kind=mha a.score_features=24 | a.score_features=12
+ROTARY | a.kind=mha a.score_features=16 | a.score_features=24
+LM | a.kind=mva a.use_key_bias=False | a.kind=mqa | a.use_key_bias
 ROTARY | a.kind=mva a.form=shared | a.kind=mhe_add | a.form
 LM | a.kind=mlra a.latent_branches=2 | a.latent_branches=3
 LM | a.kind=mlra a.latent_groups=16 a.latent_branches=2 | a.latent_branches=1
@@ -106,6 +109,7 @@ LM | | train.eval_translate=9
 LM | evaluation.checkpoint="500" | evaluation.checkpoint="-5"
 LM | evaluation.stride=128 | evaluation.stride=129
 LM | evaluation.stride=128 | task=mlm | evaluation.stride
+LM | evaluation.quantize=int8 model.kronecker.embedding=4 | model.kronecker.mlp=4 | evaluation.q
 LABELS | evaluation.spelling_noise=0.1 | data.dataset=wic | evaluation.spelling_noise
 LABELS | evaluation.spelling_noise=0.1 | data.dataset=wsc | evaluation.spelling_noise
 LM | | evaluation.spelling_noise=0.1
@@ -129,6 +133,7 @@ TENSOR | model.vocabulary_size=100 model.vocabulary_multiple=8 | model.vocabular
  model.vocabulary_multiple=1 model.vocabulary_size=100
 TENSOR | | model.mlp_features=9
 TENSOR | mesh.length=tensor | data.sequence_length=60
+TENSOR | mesh.length=everywhere | data.sequence_length=72
 TENSOR | task=classification mesh.length=tensor data.length_buckets=(64,128) | \
  data.length_buckets=(60,128)
 TENSOR | task=translation mesh.length=tensor data.length_buckets=(64,128) | data.length_buckets=()

@@ -2,7 +2,9 @@
 
     python experiments/atlas/atlas.py lm
     python experiments/atlas/atlas.py translation
+    python experiments/atlas/atlas.py lm_muon
     python experiments/atlas/atlas.py lm_large --jobs 12   # on a GPU: see "Commands" there
+    python experiments/atlas/atlas.py lm_controls --stages 1    # "Controls" there
     python experiments/atlas/atlas.py lm --steps 20 --workdir runs/trial    # a trial
     python experiments/atlas/tables.py runs/atlas    # the tables of the page
 
@@ -10,7 +12,8 @@ Runs go in the order of `cases.stages`, two at a time with one core each. In eac
 rate of every case is searched with seed 0 and a quarter of the steps, by validation loss: three
 rates, and halves or doubles of them while the lowest or the highest is best, six at most. Of those
 within 0.002 of the lowest loss, the lowest rate counts. Then the controls and the best of the other
-cases have three fresh seeds with all steps, which are scored on the test set.
+cases have three fresh seeds with all steps, which are scored on the test set. The controls
+(`cases.PLANS`) try two rates with all steps, and no others; all of their cases have fresh seeds.
 
 WORKDIR/atlas/TASK.json has a line for each run that is done; with it alone, and without the runs,
 they are not repeated. One that was interrupted goes on; one that failed, such as by a loss that is
@@ -27,7 +30,18 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments import command_line, reports, runs
 from experiments.atlas import sizes
-from experiments.atlas.cases import CONTROLS, LARGE, SOURCES, Case, Stage, base_of, models, stages
+from experiments.atlas.cases import (
+    CONTROLS,
+    LARGE,
+    MUON,
+    PLANS,
+    SOURCES,
+    Case,
+    Stage,
+    base_of,
+    models,
+    stages,
+)
 from experiments.atlas.sizes import Fields
 from experiments.runs import Failed, Record, Runs, flags_of, note, read, search_rates
 from mhe_jax.config.fields import load_json
@@ -38,8 +52,12 @@ RATES = {
     "lm": ("2e-3", "4e-3", "8e-3"),
     "translation": ("1e-3", "2e-3", "4e-3"),
     LARGE: ("1e-3", "2e-3", "4e-3"),
+    "lm_controls": ("4e-3", "8e-3"),
+    "translation_controls": ("1e-3", "2e-3"),
+    "lm_rotary": ("4e-3", "8e-3"),
+    MUON: ("2e-3", "4e-3", "8e-3"),
 }
-SEARCH_SEED, SCORED_SEEDS = "0", ("1", "2", "3")
+SEARCH_SEED, SCORED_SEEDS, NEW_SEEDS = "0", ("1", "2", "3"), ("4", "5", "6")
 # A search has a quarter of the steps.
 SHORTER = 4
 # Of rates whose losses are as close to the lowest as this, the lowest rate is taken.
@@ -52,13 +70,19 @@ class Atlas:
     def __init__(self, at: Runs, task: str, steps: int | None):
         self.at, self.task, self.source = at, task, SOURCES[task]
         self.steps = steps or base_of(task).train.num_steps
+        self.planned = task in PLANS
+        self.seeds = NEW_SEEDS if self.planned else SCORED_SEEDS
         about = {"task": task, "steps": self.steps}
         self.record = Record(at.directory / f"atlas/{task}.json", about)
 
     def search(self, case: Case) -> tuple[str, float]:
         """The learning rate by the choosing seed, and its validation loss."""
+
+        def loss(rate: str) -> float:
+            return loss_of(self.line(case, rate, SEARCH_SEED))
+
         rates = RATES[self.task]
-        losses = search_rates(rates, lambda rate: loss_of(self.line(case, rate, SEARCH_SEED)))
+        losses = {r: loss(r) for r in rates} if self.planned else search_rates(rates, loss)
         rate = chosen(losses)
         return rate, losses[rate]
 
@@ -75,7 +99,8 @@ class Atlas:
     def fields(self, case: Case, seed: str) -> Fields:
         """What lies over the config of the task."""
         config = base_of(self.task)
-        steps = max(1, self.steps // SHORTER) if seed == SEARCH_SEED else self.steps
+        short = seed == SEARCH_SEED and not self.planned
+        steps = max(1, self.steps // SHORTER) if short else self.steps
         fields = models(self.task)[case.regime][case.name] | {"train.num_steps": steps}
         if steps < config.train.num_steps:
             warmup = config.optimizer.warmup_steps
@@ -88,7 +113,7 @@ class Atlas:
         scores = {}
         try:
             run = self.at.train(name, self.source.config, self.source.data, *flags)
-            if seed in SCORED_SEEDS:
+            if seed in self.seeds:
                 scores = self.at.evaluate(run, "test")
         except Failed as failed:
             if failed.status != 1:  # a signal or a wrong input is no result
@@ -140,7 +165,7 @@ def measure(work: Atlas, stage: Stage) -> bool:
     ranked.sort(key=lambda case: (found[case][1], stage.cases.index(case)))
     controls = [case for case in ranked if case.name in CONTROLS]
     others = [case for case in ranked if case.name not in CONTROLS]
-    seeds = [(case, seed) for case in controls + others[: stage.best] for seed in SCORED_SEEDS]
+    seeds = [(case, seed) for case in controls + others[: stage.best] for seed in work.seeds]
     return done & each(lambda one: work.line(one[0], found[one[0]][0], one[1]), seeds)
 
 
@@ -149,9 +174,10 @@ def main() -> int:
     parser.add_argument("task", choices=SOURCES)
     positive = command_line.positive
     parser.add_argument("--steps", type=positive, help="of each run, else the config's")
+    parser.add_argument("--stages", type=positive, help="the first so many; else all")
     args = parser.parse_args()
     work = Atlas(Runs(args), args.task, args.steps)
-    return int(not all([measure(work, stage) for stage in stages(args.task)]))
+    return int(not all([measure(work, stage) for stage in stages(args.task)[: args.stages]]))
 
 
 if __name__ == "__main__":

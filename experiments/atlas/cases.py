@@ -15,6 +15,8 @@ from mhe_jax.config.loading import load_config
 TASKS = ("lm", "translation")
 # For a GPU.
 LARGE = "lm_large"
+# The language model by two optimizers.
+MUON = "lm_muon"
 
 
 class Source(NamedTuple):
@@ -29,6 +31,30 @@ SOURCES = {
     "lm": Source("wikitext2_lm.py", "wikitext-2", "perplexity_per_token"),
     "translation": Source(*MULTI30K, "bleu"),
     LARGE: Source("wikitext2_lm.py:large", "wikitext-2", "perplexity_per_token"),
+    MUON: Source("wikitext2_lm.py", "wikitext-2", "perplexity_per_token"),
+}
+# Tasks of README, "Controls": by stage and regime the cases, the most important first. Their rates
+# are tried with all steps, and no others beside them; their seeds are new.
+_FIRST = {"shape": ("mha",), "width": ("mva-narrow", "mha-thin-narrow")}
+_CONTROLS = (
+    _FIRST,
+    {"width": ("mva-narrow-no-bias", "mha-narrow-2-heads")},
+    {"width": ("gqa", "mqa")},
+    {"width": ("mva", "mva-no-bias", "mha-thin")},
+)
+PLANS: dict[str, tuple[dict[str, tuple[str, ...]], ...]] = {
+    "lm_controls": _CONTROLS,
+    "translation_controls": _CONTROLS,
+    "lm_rotary": (
+        _FIRST,
+        {"shape": ("mha-2-heads",), "width": ("mha-narrow",)},
+        {"width": ("mva", "gqa")},
+    ),
+}
+SOURCES |= {
+    "lm_controls": SOURCES["lm"],
+    "translation_controls": SOURCES["translation"],
+    "lm_rotary": Source("llama_lm.py", "wikitext-2", "perplexity_per_token"),
 }
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
@@ -60,7 +86,11 @@ def attention(base: Config, name: str) -> Fields:
     M, D = m.features, m.features // m.attention.num_heads
     kinds = TRANSLATION | {
         "mva": {"kind": "mva", "score_features": M // 2},
+        "mha-2-heads": {"kind": "mha", "num_heads": 2},
         "mha-narrow": {"kind": "mha", "qkv_features": M // 2},
+        "mha-narrow-2-heads": {"kind": "mha", "num_heads": 2, "qkv_features": M // 2},
+        "mha-thin": {"kind": "mha", "score_features": M // 2},
+        "mha-thin-narrow": {"kind": "mha", "score_features": 3 * M // 8, "qkv_features": M // 2},
         "mva-narrow": {"kind": "mva", "score_features": 3 * M // 8, "qkv_features": M // 2},
         "collaborative": {"kind": "collaborative", "score_features": M // 2},
         "mla": {"kind": "mla", "latent_features": 4 * D},
@@ -68,9 +98,15 @@ def attention(base: Config, name: str) -> Fields:
         "gta": {"kind": "gta", "num_kv_heads": 2},
         "tpa": {"kind": "tpa", "query_rank": 6, "key_rank": 2, "value_rank": 2},
     }
+    # `mva` and `mva-narrow` without the key bias.
+    fields: Fields = kinds[name.removesuffix("-no-bias")]
+    if name.endswith("-no-bias"):
+        fields = fields | {"use_key_bias": False}
+    if m.attention.num_kv_heads is not None:  # of the config's own kind
+        fields = {"num_kv_heads": None} | fields
     return {
         f"model.attention.{field}": int(value) if str(value).isdecimal() else value
-        for field, value in kinds[name].items()
+        for field, value in fields.items()
     }
 
 
@@ -85,6 +121,17 @@ def of_size(base: Config, name: str, size: Callable[[Config, int], Fields]) -> F
 def models(task: str) -> dict[str, dict[str, Fields]]:
     """By regime, the fields of each case that lie over the task's config."""
     base = base_of(task)
+    if task in PLANS:
+        make = {"shape": attention, "width": functools.partial(of_size, size=sizes.wider)}
+        found: dict[str, dict[str, Fields]] = {regime: {} for regime in make}
+        for regime, name in (case for stage in stages(task) for case in stage.cases):
+            found[regime][name] = make[regime](base, name)
+        return found
+    if task == MUON:
+        # What Muon does not move has the rate that AdamW's search finds.
+        muon = {"optimizer.name": "muon", "optimizer.adam_rate": base.optimizer.learning_rate}
+        kinds = {name: attention(base, name) for name in ("mha", "mva")}
+        return {"adamw": kinds, "muon": {name: muon | kinds[name] for name in kinds}}
     shape = dict.fromkeys(("mha", *HALF_CACHE, *RIVALS, "mhe_add", "mhe_add-2-score-groups", "mva"))
     mha = attention(base, "mha")
     return {
@@ -106,6 +153,13 @@ def stages(task: str) -> list[Stage]:
     def cases(regime: str, *names: str) -> list[Case]:
         return [Case(regime, name) for name in names]
 
+    if task in PLANS:
+        every = [
+            [c for regime in plan for c in cases(regime, *plan[regime])] for plan in PLANS[task]
+        ]
+        return [Stage(each, len(each)) for each in every]
+    if task == MUON:
+        return [Stage([*cases("adamw", "mha", "mva"), *cases("muon", "mha", "mva")], 2)]
     if task == LARGE:
         return [
             Stage([*cases("shape", "mha", "mva"), *cases("width", *NARROW)], 3),

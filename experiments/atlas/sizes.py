@@ -1,7 +1,7 @@
 """Sizes of whole models in closed form, and the shapes that give a model a wanted size.
 
-Of language models and translation with tied embeddings, plain MLPs with biases and norms before
-each sublayer, which is what configs/wikitext2_lm.py and configs/multi30k.py have.
+Of language models and translation with tied embeddings and norms before each sublayer, which is
+what configs/wikitext2_lm.py, configs/llama_lm.py and configs/multi30k.py have.
 """
 
 import functools
@@ -27,17 +27,20 @@ def changed(config: Config, fields: Fields) -> Config:
 
 
 def parameters(config: Config) -> int:
-    """V·M + P·M + Σ_sublayers (A + 2M) + Σ_MLPs (2MF + F + 3M) + 2M of the norm after each stack.
+    """V·M + P·M + Σ_sublayers (A + N) + Σ_MLPs (W + N) + N of the norm after each stack.
 
-    A are those of an attention sublayer, P the rows of learned positions; a norm has 2M.
+    A are those of an attention sublayer, P the rows of learned positions. A LayerNorm has N = 2M,
+    an RMSNorm M. An MLP has W = 2MF (plain) or 3MF (gated), and with biases F + M or 2F + M more.
     """
     m = config.model
     M, F = m.features, m.mlp_features
+    norm, inner = 2 * M if m.norm == "layer" else M, 2 if m.mlp == "gated" else 1
+    mlp = (inner + 1) * M * F + (inner * F + M if m.mlp_bias else 0)
     total = m.vocabulary_size * M + (m.max_length * M if m.positions == "learned" else 0)
     for role, count in sublayers(config).items():
-        total += count * (cost.parameters(attention_module(m, role), M) + 2 * M)
+        total += count * (cost.parameters(attention_module(m, role), M) + norm)
         if role != "cross":
-            total += count * (2 * M * F + F + 3 * M) + 2 * M
+            total += count * (mlp + norm) + norm
     return total
 
 

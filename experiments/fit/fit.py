@@ -113,7 +113,7 @@ COLUMNS = {
     "attention dropout": lambda f: f"{f['attention_dropout']:g}",
     "runs as": lambda f: ", ".join(f["attention"].values()),
     "parameters": lambda f: f"{f['parameters']['total'] / 1e6:.1f}M",
-    "rows a chip": lambda f: f"{f['batch']['rows_per_chip']} × {f['batch']['length']}",
+    "rows a chip": lambda f: f"{f['batch']['rows_per_chip']:g} × {f['batch']['length']}",
     "fits": lambda f: "yes" if f["fits"] else "no",
     "state GiB": lambda f: f"{sum(f['bytes_per_chip'][n] for n in STATE) / 2**30:.2f}",
     "temporaries GiB": gib("temporaries"),

@@ -24,7 +24,7 @@ def compiled(monkeypatch):
             "jax": "1.2.3",
             "attention": {config.model.attention.kind: "folded on xla"},
             "parameters": {"total": 12_300_000},
-            "batch": {"rows": rows, "length": length, "rows_per_chip": rows // len(devices)},
+            "batch": {"rows": rows, "length": length, "rows_per_chip": rows / len(devices)},
             "fits": True,
             "bytes_per_chip": {
                 **{"parameters": 2**30, "optimizer": 2**31, "averaged_parameters": 0},

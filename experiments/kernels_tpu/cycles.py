@@ -149,7 +149,7 @@ def blocks_of(args, case: str, length: int, blocks: tuple[int, ...]) -> tuple[tu
         value = jax.ShapeDtypeStruct((args.batch, length, 1, D), jnp.bfloat16)
         key, bias = (jax.ShapeDtypeStruct((args.batch, length, n), jnp.bfloat16) for n in (D, H))
         static, mask = tpu.Static(1.0, 1.0, None), Mask.causal() if args.causal else Mask()
-        sizes = tpu.sizes_of(mask, blocks or None, False, static, key, key, value, bias)
+        sizes = tpu.sizes_of(blocks or None, False, static, key, key, value, bias, mask)
         blocks = sizes.block_queries, sizes.block_keys, sizes.forward_keys
         return blocks, args.batch * sizes.groups
     return blocks, args.batch * (1 if case == "sha splash" else H)

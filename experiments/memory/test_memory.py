@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from experiments.memory import memory
+from experiments.memory import long_rows, memory
 from experiments.runs import ROOT
+from mhe_jax.config import rules
 
 MEMORY = ["--lengths", "6", "64", "--heads", "3", "--head_features", "4"]
 
@@ -60,3 +61,10 @@ def test_memory_of_a_chip_that_is_not_here(tmp_path):
     (shared,) = {r["runs_as"] for r in found["results"] if r["kind"] == "mhe_add"}
     assert shared == "shared on pallas"
     assert len(found["results"]) == 4
+
+
+@pytest.mark.parametrize(("kind", "split"), long_rows.CASES)
+def test_long_rows_are_models_of_a_slice(kind, split):
+    config = long_rows.config_of(kind, split, 131_072)
+    rules.check(config)
+    rules.check_devices(config, 16)

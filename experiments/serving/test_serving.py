@@ -9,7 +9,7 @@ import pytest
 
 from experiments.input import input as input_pipeline
 from experiments.runs import ROOT
-from experiments.serving import serving
+from experiments.serving import int8, serving
 
 SMALL = {"features": 16, "mlp_features": 16, "num_layers": 1, "attention.num_heads": 2}
 
@@ -50,6 +50,31 @@ def test_serving_of_another_task(tmp_path, capsys):
         serving.main([str(place)])
     assert stopped.value.code == 2
     assert "is a run of task mlm: takes translation" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:'VariableState' was removed")  # by flax, and named by qwix
+def test_int8(tmp_path, run, capsys):
+    """One row as it is and one in int8; a run of another task is refused."""
+    pytest.importorskip("qwix", reason="needs qwix: the extra `quantize`")
+    text, workdir, out = tmp_path / "text.txt", tmp_path / "lm", tmp_path / "found.json"
+    text.write_text("the dog and the cat see a tree\n" * 99)
+    flags = ["--workdir", str(workdir), "--data.directory", str(tmp_path), "--train.num_steps", "2"]
+    flags += ["--model.vocabulary_size", "300", "--train.eval_every", "2"]
+    for split in ("train", "validation", "test"):
+        flags += [f"--data.{split}", text.name]
+    command = [sys.executable, "train.py", "configs/wikitext2_lm.py:local", *flags]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert int8.main([str(workdir), "--rounds", "1", "--out", str(out)]) == 0
+    plain, small = json.loads(out.read_text())["results"]
+    assert (plain["case"], small["case"]) == ("lm float32", "lm int8")
+    assert plain["share"] is None
+    assert 0.25 < small["share"] < 0.3
+    assert small["bytes"] < 0.4 * plain["bytes"]
+    assert small["perplexity"] == pytest.approx(plain["perplexity"], rel=0.02)
+    assert small["perplexity"] != plain["perplexity"]
+    with pytest.raises(SystemExit):
+        int8.main([run])
+    assert "is a run of task translation: takes lm" in capsys.readouterr().err
 
 
 def test_input(tmp_path, monkeypatch):

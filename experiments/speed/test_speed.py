@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments import command_line, reports, timing
-from experiments.speed import attention, decode, peers, steps, train_step
+from experiments.speed import attention, decode, peers, steps, torch_layers, train_step
 from mhe_jax.attention import KINDS
 from mhe_jax.config import FORMS_OF_KINDS, AttentionConfig, Config, DataConfig, ModelConfig
 
@@ -111,6 +111,25 @@ def test_the_head_of_hugging_face_works_at_masked_tokens_alone():
     assert some.shape == (*labels.shape, 50)
     for row, places in enumerate(inputs["positions"]):
         torch.testing.assert_close(some[row], all_of_them[row, places])
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("default")
+def test_torch_layers(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
+    pytest.importorskip("transformers", reason="needs torch and transformers: see `make peers`")
+    arguments = ["--lengths", "6", "--cached", "5", "--heads", "3", "--head_features", "4"]
+    arguments += ["--threads", str(torch.get_num_threads()), "--rounds", "2"]
+    file = tmp_path / "result.json"
+    assert torch_layers.main([*arguments, "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert not found["left_out"]
+    runs = [f"T = 6, {m}, {r}" for m in ("causal", "padded") for r in ("forward", "with gradients")]
+    assert [row["case"] for row in found["results"]] == [*runs, "one token after 5"]
+    for row in found["results"]:
+        for layer in torch_layers.LAYERS:
+            low, high = row[layer]["quartiles_ms"]
+            assert 0 < low <= row[layer]["median_ms"] <= high
 
 
 def test_decode(capsys, tmp_path):

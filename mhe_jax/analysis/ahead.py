@@ -135,6 +135,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         own["program"] = memory.generated_code_size_in_bytes
         total, program = sum(own.values()), Program(compiled.as_text())
     seconds = time.monotonic() - began
+    parts = mesh.size if config.mesh.length == "everywhere" else mesh.size // mesh.shape["tensor"]
     hbm = int(HBM_GIB.get(mesh.devices.flat[0].device_kind, 0) * GIB) or None
     flops = task.step_flops(config, rows)
     return {
@@ -144,7 +145,7 @@ def compile_step(config: Config, devices: Sequence[Any]) -> dict[str, Any]:
         "batch": {
             "rows": rows,
             "length": length,
-            "rows_per_chip": rows // (mesh.shape["data"] * mesh.shape["fsdp"]),
+            "rows_per_chip": rows / parts,
             "tokens": len(task.token_inputs) * rows * length,
         },
         "fits": program is not None and (hbm is None or total <= hbm),
@@ -227,9 +228,10 @@ def needed_bytes(message: str) -> int | None:
 
 def described(found: dict[str, Any]) -> Iterator[str]:
     batch, hbm, devices = found["batch"], found["hbm_bytes"], found["num_devices"]
+    rows = batch["rows_per_chip"]
     yield f"{found['task']} ({found['attention']}) on {found['topology']}"
     yield f"{devices} × {found['device']}; compiled in {found['compile_seconds']} s"
-    yield f"{batch['rows']:,} rows of {batch['length']:,} tokens, {batch['rows_per_chip']:,} a chip"
+    yield f"{batch['rows']:,} rows of {batch['length']:,} tokens, {rows:,g} a chip"
     fits = "fits" if found["fits"] else "does not fit"
     yield f"{fits} in {hbm / GIB:.2f} GiB a chip:" if hbm else f"{fits}; on each chip:"
     for name, size in found["bytes_per_chip"].items():

@@ -65,8 +65,9 @@ def convert(
     whose products come closest, by least squares (`nearest` of its class). A kind that can
     represent another takes it exactly: each into `mha` (except `mva` and `collaborative`, where
     score_features + 1 is more than the width of a head), and those with one head into those with
-    several. None of this holds where rotary positions rotate queries and keys: their products then
-    differ at each distance.
+    several. Thin queries and keys (`score_features` of `mha`, `mqa` and `gqa`) have the best scores
+    of that rank. None of this holds where rotary positions rotate queries and keys: their products
+    then differ at each distance.
 
     Args:
       params: parameters of one module, Flax's own or `make_attention` of `source`.
@@ -179,15 +180,19 @@ def check_source(module: Attention | type[Attention]) -> None:
 
 def _fields(shapes: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The fields of the module that the shapes tell, beyond its heads and widths."""
+    own = KINDS[kind].__dataclass_fields__
     query, key = shapes["query"]["kernel"], shapes.get("key_value", shapes.get("key"))
+    (H, D, _), S = shapes["out"]["kernel"], query[-1]
     fields: dict[str, Any] = {
         "normalize_qk": any(name.endswith("_ln") for name in shapes),
-        "score_features": query[-1],
+        # Of all heads together, where they have queries of their own.
+        "score_features": query[-1] if "num_groups" in own else None if S == D else S * H,
+        "use_key_bias": "key_bias" in shapes,
         "num_groups": query[1] if len(query) == 3 else 1,
         "num_kv_heads": key["kernel"][1] if key else None,
         "score_groups": shapes.get("query_group_embedding", [1])[0],
     }
-    return {name: fields[name] for name in fields if name in KINDS[kind].__dataclass_fields__}
+    return {name: fields[name] for name in fields if name in own}
 
 
 def _inputs(params: Mapping[str, Any]) -> list[int]:

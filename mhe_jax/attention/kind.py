@@ -55,7 +55,8 @@ class AttentionKind(FlaxFields):
 
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
         """[B, T, M] to queries [B, T, H, D] of the engine."""
-        return self.normalized("query_ln", self.project_heads("query", x, self.num_heads, call))
+        width = self.scored_features(call.head_features)
+        return self.normalized("query_ln", self.project_heads("query", x, self.num_heads, width))
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         """Key and value inputs [B, S, M] to the arrays [B, S, ...] that the cache holds.
@@ -63,10 +64,11 @@ class AttentionKind(FlaxFields):
         `inputs_v` is None only for a kind with `one_source`, where the caller gave none.
         """
         assert inputs_v is not None
-        key = self.project_heads("key", inputs_k, self.kv_heads, call)
+        D = call.head_features
+        key = self.project_heads("key", inputs_k, self.kv_heads, self.scored_features(D))
         return {
             "key": self.normalized("key_ln", key),
-            "value": self.project_heads("value", inputs_v, self.kv_heads, call),
+            "value": self.project_heads("value", inputs_v, self.kv_heads, D),
         }
 
     def expand(self, memory: KeyValues, call: Call) -> tuple[Any, Any]:
@@ -102,13 +104,15 @@ class AttentionKind(FlaxFields):
     @property
     def kv_heads(self) -> int:
         """Heads of the key and value projections."""
-        return self.num_heads
+        return getattr(self, "num_kv_heads", self.num_heads)
 
     def check(self, head_features: int, features: int) -> None:
         """Raises ValueError for fields that do not go together; its first word is a field.
 
         For heads of width D, whose keys are made from inputs `features` wide.
         """
+        if self.kv_heads is None:
+            raise ValueError(f"num_kv_heads=None must divide num_heads={self.num_heads}")
         for field in ("num_kv_heads", "num_groups", "score_groups"):
             parts = getattr(self, field, None)
             if parts is not None and self.num_heads % parts:
@@ -127,9 +131,13 @@ class AttentionKind(FlaxFields):
         """`call` with what the kind decides before anything is computed."""
         return call
 
+    def scored_features(self, head_features: int) -> int:
+        """Width of a query, and of what `project_heads` makes of keys."""
+        return head_features
+
     def turned_features(self, head_features: int) -> int:
         """How many features of a query, and of `turned`, are rotated: the last ones."""
-        return head_features
+        return self.scored_features(head_features)
 
     def scale(self, call: Call) -> float | None:
         """The factor of the scores; None for 1/√ of the width of queries."""
@@ -142,8 +150,8 @@ class AttentionKind(FlaxFields):
     def core(self, head_features: int) -> tuple[int, int, int]:
         """Multiply-adds of a query and a key, for scores and for sums over values, in the cheapest
         form; and of a token, beyond one for each number of a kernel."""
-        width = self.num_heads * head_features
-        return width, width, 0
+        H = self.num_heads
+        return H * self.scored_features(head_features), H * head_features, 0
 
     def heads(self, params: Mapping[str, Any]) -> Heads:
         """What the module computes with `params`; unless it is `not_linear`."""
@@ -158,21 +166,21 @@ class AttentionKind(FlaxFields):
 
     # What a kind builds from.
 
-    def project_heads(self, name: str, x: jax.Array, heads: int, call: Call) -> jax.Array:
-        """`x W` with a kernel [M, heads, D]."""
+    def project_heads(self, name: str, x: jax.Array, heads: int, width: int) -> jax.Array:
+        """`x W` with a kernel [M, heads, width]."""
         axis = "heads" if heads == self.num_heads else "kv_heads"
         axis = None if heads == 1 else axis  # one head cannot be split
         names = ("embed", axis, "head_features")
-        return self._projection(name)(x, (heads, call.head_features), names)
+        return self._projection(name)(x, (heads, width), names)
 
     def project_both(
         self, name: str, inputs_k: jax.Array, inputs_v: jax.Array | None, heads: int, call: Call
     ) -> KeyValues:
         """Keys and values by one `project_heads`: `name`, and 'value' where `inputs_v` is given."""
         if inputs_v is None:
-            return {name: self.project_heads(name, inputs_k, heads, call)}
+            return {name: self.project_heads(name, inputs_k, heads, call.head_features)}
         both = jnp.concatenate([inputs_k, inputs_v], 1)
-        key, value = jnp.split(self.project_heads(name, both, heads, call), 2, 1)
+        key, value = jnp.split(self.project_heads(name, both, heads, call.head_features), 2, 1)
         return {name: key, "value": value}
 
     def project_out(self, heads: jax.Array, call: Call) -> jax.Array:

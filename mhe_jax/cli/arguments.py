@@ -19,6 +19,9 @@ T = TypeVar("T")
 # What a run that starts from another does not take from it.
 OWN = ("dropout_rate", "num_classes", "num_spans", "pooling", "dtype", "remat", "scan_layers")
 OWN += ("kronecker.apply",)
+# What most people change first.
+FIRST = "workdir model.attention.kind model.attention.num_heads model.features model.num_layers "
+FIRST += "data.train data.batch_size optimizer.learning_rate train.num_steps train.seed"
 ATTENTIONS = ("attention", *(f"attention_by_role.{r}" for r in ("encoder", "decoder", "cross")))
 OWN += tuple(f"{a}.{f}" for a in ATTENTIONS for f in ("dropout_rate", "form", "engine"))
 
@@ -27,6 +30,10 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
     """The checked config of `train.py CONFIG [--dotted.field value ...]`."""
     name, *options = arguments
     default, (about, _) = load_config(name), about_config(name)
+    for place, option in enumerate(options):
+        if option in ("-h", "--help"):
+            _print_help(default, " ".join(options[place + 1 : place + 2]), name, about)
+            raise SystemExit(0)
     config = parse_fields(default, options, "train", name, about=about)
     if config.train.init_from is not None:
         begun = (path_of(config.workdir) / CONFIG).is_file()
@@ -37,6 +44,27 @@ def parse_train_arguments(arguments: Sequence[str]) -> Config:
         config = parse_fields(shaped, options, "train", name)
     check(config)
     return config
+
+
+def _print_help(default: Config, word: str, name: str, about: str) -> None:
+    """The fields that most people change; or those with `word` in name or comment; or 'all'."""
+    box = io.StringIO()
+    with contextlib.redirect_stdout(box), contextlib.suppress(SystemExit):
+        parse_fields(default, ["--help"], "train", name, about=about)
+    # Off a terminal, a field is indented by two blanks, and its comment by more.
+    head, text = box.getvalue().split("\n options ", 1)
+    fields = re.findall(r"^  (--\w.*\n(?:  (?!-).*\n)*)", text, re.MULTILINE)
+    fields = [re.sub(r" *\n  ", "\n", field).rstrip() for field in fields]
+    if word in ("", "all"):
+        first = FIRST.split()
+        found = fields if word else [f for f in fields if f[2:].split()[0] in first]
+    else:
+        # Those of each role repeat those of all.
+        found = [f for f in fields if word.lower() in f.lower() and "_by_role." not in f]
+    if not found:
+        raise InputError(f"--help {word}: no field has this in its name or description")
+    print(head.rstrip(), "\n".join(found), sep="\n\n")
+    print("\nAll fields: --help all. Those about something: --help WORD, such as --help rotary.")
 
 
 def parse_target(options: Sequence[str]) -> tuple[Target | None, list[str]]:

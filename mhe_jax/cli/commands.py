@@ -11,8 +11,9 @@ from typing import Any
 from mhe_jax import __version__
 from mhe_jax.cli import runs, sweep
 from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
-from mhe_jax.cli.process import called, output
+from mhe_jax.cli.process import called, output, say_that_jax_starts
 from mhe_jax.config import Comparison, Config, InputError, not_installed
+from mhe_jax.config.fields import leaves
 from mhe_jax.config.files import TOKENIZER, files_of
 from mhe_jax.config.loading import about_config, config_file, shipped_configs
 from mhe_jax.config.places import check_scheme, path_of, scheme_of, source_path
@@ -35,7 +36,18 @@ def main(arguments: Sequence[str]) -> None:
             name, *rest = rest
         result = COMMANDS[name][0](*split(name, rest))
         if result is not None:
-            output(json.dumps(result) + "\n")
+            tell(result)
+
+
+def tell(result: dict[str, Any]) -> None:
+    """A line of JSON; on a terminal a line for each number and text."""
+    if not sys.stdout.isatty():
+        return output(json.dumps(result) + "\n")
+    for name, value in leaves(result).items():
+        shown = value if isinstance(value, str) else json.dumps(value)
+        shown = f"{value:.6g}" if isinstance(value, float) else shown
+        output(f"{name:32} {shown}\n")
+    return None
 
 
 def split(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -56,7 +68,9 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     """Trains a config, or a sweep of it.
 
     It goes on where an earlier run of the same --workdir stopped. `train CONFIG --help` explains
-    every field. CONFIG is a file, or the name of a shipped one, which `configs` lists.
+    the fields that most people change, `--help all` every one, `--help WORD` those about
+    something. CONFIG is a file, the name of a shipped one, which `configs` lists, or the directory
+    of a run: `train runs/demo` goes on with it.
 
     --sweep and --seeds run every combination of values and seeds, one after the other;
     --evaluate scores each of these runs once it is trained.
@@ -70,7 +84,7 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     """
     if any(option.partition("=")[0] in ("--sweep", "--seeds") for option in options):
         found = sweep.run(sweep.parse([*places, *options]))
-        output(json.dumps(found) + "\n")
+        tell(found)
         sys.exit(1 if found["failed"] else 0)
     # jax starts only once the arguments are right.
     target, options = parse_target(options)
@@ -79,6 +93,7 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
         from mhe_jax.analysis.ahead import compile_ahead
 
         return compile_ahead(config, target)
+    say_that_jax_starts()
     from mhe_jax.training.distributed import joined, take_flags
 
     processes, options = take_flags(options)

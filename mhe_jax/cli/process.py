@@ -35,6 +35,12 @@ def output(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
+def say_that_jax_starts() -> None:
+    """On a terminal, which else shows nothing for seconds."""
+    if "jax" not in sys.modules and sys.stderr.isatty():
+        print("starting JAX ...", file=sys.stderr, flush=True)
+
+
 def keep_programs() -> None:
     """Has jax, which has not started, keep what it compiles: the next start takes half the time."""
     if "jax" in sys.modules or "JAX_COMPILATION_CACHE_DIR" in os.environ:

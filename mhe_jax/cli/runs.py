@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from mhe_jax import interchange
 from mhe_jax.cli.arguments import parse_fields
-from mhe_jax.cli.process import output
+from mhe_jax.cli.process import output, say_that_jax_starts
 from mhe_jax.config import ConversionConfig, EvaluationConfig, InputError, KroneckerConfig
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
@@ -28,6 +28,7 @@ def evaluate(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
     --distributed auto joins the processes of a pod or cluster, as of `train`.
     """
+    say_that_jax_starts()
     from mhe_jax.training.distributed import joined, take_flags
 
     (name,), (processes, options) = places, take_flags(options)

@@ -11,14 +11,19 @@ from typing import Any
 from mhe_jax.config import Config, InputError
 from mhe_jax.config.fields import checked, load_json
 from mhe_jax.config.files import CONFIG
+from mhe_jax.config.places import path_of
 
 
 def load_config(name: str) -> Config:
     """The config of a file or a shipped one, as `NAME:variant`; its rules are not yet checked.
 
+    Of the directory of a run it is the run's own, which goes on there.
+
     The type of the parameter of the file's `get_config` lists the variants, as in
     `def get_config(variant: Literal["", "local"] = "")`.
     """
+    if _is_run(name):
+        return dataclasses.replace(config_of(name), workdir=name)
     path, variant = config_file(name)
     names, variants = _defined_in(path)
     if variants and variant not in variants:
@@ -32,8 +37,14 @@ def load_config(name: str) -> Config:
 
 def about_config(name: str) -> tuple[str, list[str]]:
     """The docstring of a config file that `load_config` takes, and its variants with a name."""
+    if _is_run(name):
+        return f"The run in {name}.", []
     names, variants = _defined_in(config_file(name)[0])
     return names.get("__doc__") or "", [variant for variant in variants if variant]
+
+
+def _is_run(name: str) -> bool:
+    return name not in shipped_configs() and (path_of(name) / CONFIG).is_file()
 
 
 def _defined_in(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -21,16 +21,16 @@ class KindEntry(NamedTuple):
 EMBEDDED = ("num_groups", "head_embedding_stddev")
 LATENT = ("query_rank", "latent_features", "latent_groups", "rotary_features")
 KINDS: dict[str, KindEntry] = {
-    "mha": KindEntry(),
+    "mha": KindEntry(("score_features",)),
     "sha": KindEntry(),
-    "mqa": KindEntry(),
-    "gqa": KindEntry(("num_kv_heads",)),
+    "mqa": KindEntry(("score_features",)),
+    "gqa": KindEntry(("num_kv_heads", "score_features")),
     "skv": KindEntry(),
     "el": KindEntry(),
     "mhe_add": KindEntry((*EMBEDDED, "score_groups"), ("shared", "folded", "materialized")),
     "mhe_mul": KindEntry(EMBEDDED, ("folded", "materialized")),
-    "mva": KindEntry(("num_groups", "score_features"), ("shared", "materialized")),
-    "collaborative": KindEntry((*EMBEDDED, "score_features"), ("materialized",)),
+    "mva": KindEntry(("num_groups", "score_features", "use_key_bias"), ("shared", "materialized")),
+    "collaborative": KindEntry((*EMBEDDED, "score_features", "use_key_bias"), ("materialized",)),
     "mfa": KindEntry(("query_rank", "reuse_keys")),
     "gta": KindEntry(("num_kv_heads",)),
     "mla": KindEntry(LATENT, ("absorbed", "materialized")),
@@ -61,7 +61,8 @@ class KindFields:
     # Projections G that H/G heads share: queries, keys and values of an MHE kind, queries and keys
     # of `mva` and `collaborative`; None is 1. Score maps of `ghla`; None is H/4 or num_kv_heads.
     num_groups: values.Count | None = None
-    # Width of queries and keys; `mva` and `collaborative` only; None is the width of a head.
+    # Width of queries and keys: of `mha`, `mqa` and `gqa` for all heads together, a multiple of
+    # them, None is qkv_features; of `mva` and `collaborative` shared, None is the width of a head.
     score_features: values.Count | None = None
 
 
@@ -81,6 +82,8 @@ class AttentionConfig(KindFields):
     head_embedding_stddev: values.NotNegative | None = None
     # Groups of heads, each with its own score matrix; `mhe_add` only; None is 1.
     score_groups: values.Count | None = None
+    # A bias of each key for each head; `mva` and `collaborative` only; None is True.
+    use_key_bias: bool | None = None
     # Products in the keys of `tpa`; None is 2.
     key_rank: values.Count | None = None
     # Products in the values of `tpa`; None is 2.

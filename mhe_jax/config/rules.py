@@ -146,6 +146,8 @@ def _check_evaluation(config: Config) -> None:
     free = facts.labelled and not facts.questions and data.dataset not in ("wic", "wsc")
     noise = f"not for task {config.task} of data.dataset {data.dataset}"
     may("evaluation.spelling_noise", free, noise)
+    dense = config.model.kronecker.attention is config.model.kronecker.mlp is None
+    may("evaluation.quantize", dense, "takes no model.kronecker.attention and mlp")
     for field in ("top_k", "top_p"):
         drawn = evaluation.temperature > 0
         may(f"evaluation.{field}", drawn, "needs evaluation.temperature above 0")
@@ -188,9 +190,11 @@ def check_devices(config: Config, num_devices: int) -> None:
     for role in config.facts.roles:
         heads = model.attention_for(role).num_heads
         need(model.attention_field(role, "num_heads"), heads % tensor == 0, multiple)
-    if config.mesh.length == "tensor":
-        need("data.sequence_length", data.sequence_length % tensor == 0, multiple)
-        whole = all(bucket % tensor == 0 for bucket in data.length_buckets)
+    if config.mesh.length != "whole":
+        # Attention takes two parts of each row on a device.
+        parts = tensor * (1 + (config.mesh.length == "everywhere" and tensor > 1))
+        takes = f"must be a multiple of {parts} with mesh.length={config.mesh.length}"
+        need("data.sequence_length", data.sequence_length % parts == 0, takes)
+        whole = all(bucket % parts == 0 for bucket in data.length_buckets)
         known = data.length_buckets or config.facts.content != "pair"
-        takes = f"each {multiple} with mesh.length=tensor"
-        need("data.length_buckets", whole and known, takes)
+        need("data.length_buckets", whole and known, f"each {takes}")

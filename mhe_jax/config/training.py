@@ -92,8 +92,9 @@ class MeshConfig:
     fsdp: values.AxisSize = 1
     # Heads, MLP and vocabulary split.
     tensor: values.AxisSize = 1
-    # Activations of training between sublayers: whole along a row, or split over `tensor` too.
-    length: Literal["whole", "tensor"] = "whole"
+    # Rows along their length: whole; split over `tensor` between sublayers; or split over it
+    # everywhere, in attention too, in place of heads, MLP and vocabulary.
+    length: Literal["whole", "tensor", "everywhere"] = "whole"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class EvaluationConfig:
     answer_length: values.Count = 30
     # By how much giving no answer must outscore the best answer (squad_v2).
     no_answer_threshold: values.Finite = 0.0
+    # Hold matrices as int8 numbers with float scales (needs the extra `quantize`); None for not.
+    quantize: Literal["int8"] | None = None
 
 
 def result_name(evaluation: EvaluationConfig) -> str:
@@ -162,6 +165,8 @@ def result_name(evaluation: EvaluationConfig) -> str:
         name = f"sources_{name}" if name in ("validation", "test") else name  # not the split's own
     if evaluation.spelling_noise:
         name += f"_misspelt_{evaluation.spelling_noise}_{evaluation.seed}"
+    if evaluation.quantize:
+        name += f"_{evaluation.quantize}"
     return name
 
 

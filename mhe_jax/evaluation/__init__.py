@@ -26,8 +26,9 @@ from mhe_jax.evaluation.translator import TranslatedSample, translated
 from mhe_jax.tasks.metrics import check_bleu
 from mhe_jax.tasks.sums import total
 from mhe_jax.training.meter import described
+from mhe_jax.training.state import abstract_params
 
-CHOSEN = ("split", "checkpoint", "average_checkpoints")
+CHOSEN = ("split", "checkpoint", "average_checkpoints", "quantize")
 # Numbers that say how well a model does, beside the metrics of its task.
 SCORES = ("chrf", "exact_match", "loss", "accuracy", "beam_size", "length_penalty", "stride")
 
@@ -65,7 +66,7 @@ def evaluate(
         else:
             numbers |= {"seconds": seconds, "tokens_per_second": sums["tokens"] / seconds}
         result = {
-            **described(config, run.mesh, run.params),
+            **described(config, run.mesh, abstract_params(config, run.mesh)),
             **{key: getattr(evaluation, key) for key in CHOSEN},
             "sources": list(getattr(config.data, evaluation.split)),
             "steps": run.steps,

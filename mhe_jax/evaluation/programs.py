@@ -15,8 +15,9 @@ from mhe_jax import tasks
 from mhe_jax.config import Config, EvaluationConfig, InputError
 from mhe_jax.config.files import TOKENIZER
 from mhe_jax.data import PAD, EvaluationBatches, load_tokenizer
+from mhe_jax.evaluation.quantization import quantized
 from mhe_jax.training import checkpoint, sharding
-from mhe_jax.training.sharding import use_mesh
+from mhe_jax.training.sharding import RULES_BY_LENGTH, use_mesh
 from mhe_jax.training.state import abstract_params
 
 
@@ -45,6 +46,8 @@ class CompiledRun:
         params, steps = checkpoint.restore_params(
             workdir, evaluation.checkpoint, abstract, evaluation.average_checkpoints, tokenizer
         )
+        if evaluation.quantize:
+            model, params = quantized(config, model, params)
         return cls(workdir, config, mesh, tokenizer, model, params, steps)
 
     @property
@@ -89,7 +92,7 @@ class CompiledRun:
         key = name, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self.compiled:
             begin = time.perf_counter()
-            with use_mesh(self.mesh):
+            with use_mesh(self.mesh, RULES_BY_LENGTH[self.config.mesh.length]):
                 jitted = jax.jit(function, out_shardings=sharding.replicated(self.mesh))
                 self.compiled[key] = jitted.lower(self.params, *arrays).compile()
             self.compile_seconds.append(time.perf_counter() - begin)

@@ -153,7 +153,8 @@ def load(
       checkpoint: `best` (the last, if none was validated), `last` or a step; None is what the
         run's config says.
       devices: to compute on; None is all there are.
-      settings: other fields of `evaluation`, such as beam_size, which replace the run's own.
+      settings: other fields of `evaluation`, such as beam_size, which replace the run's own;
+        `quantize="int8"` holds its matrices as int8 numbers (extra `quantize`).
 
     Raises:
       InputError: no such run, checkpoint or setting, or its files do not belong together.

@@ -94,7 +94,7 @@ def export(
     check_new(out, run)
     given = {"checkpoint": checkpoint, "average_checkpoints": average_checkpoints}
     given = {name: value for name, value in given.items() if value is not None}
-    evaluation = dataclasses.replace(config.evaluation, **given)
+    evaluation = dataclasses.replace(config.evaluation, quantize=None, **given)
     config = dataclasses.replace(config, evaluation=evaluation)
     write = write_parameters
     try:

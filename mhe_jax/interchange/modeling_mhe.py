@@ -29,6 +29,10 @@ CACHE = (
 )
 # A denominator above this has lost no digit to underflow.
 SAFE = 1e-20
+# Of what is not seen: a row of it alone has no NaN.
+LOWEST = -1e30
+# Queries whose scores are in memory at a time, of each example.
+BLOCK = 256
 
 
 class MHEConfig(PreTrainedConfig):
@@ -82,33 +86,38 @@ def rotate(x, positions, config):
     return torch.stack(turned, axis).flatten(-2).to(x.dtype)
 
 
-def shared_attention(query, key, value, bias, seen):
+def shared_attention(query, key, value, bias, seen, causal=False):
     """`softmax(q kᵀ / √D + 1 b[h]ᵀ) v[h]` with one score matrix for the heads of each group.
 
-    Where only a bias on keys tells heads apart, softmax factors: with E = exp(q kᵀ / √D) and
-    w = exp(b), a head's output is (E (w ⊙ v)) / (E w). Query [B, G, T, D], key [B, G, S, D],
-    value [B, G or H, S, D'], bias [B, H, S], seen [B, 1, T, S] to [B, H, T, D'].
+    Where only a bias on keys tells heads apart, softmax factors: with P = softmax(q kᵀ / √D) and
+    w = exp(b), a head's output is (P (w ⊙ v)) / (P w). Query [B, G, T, D], key [B, G, S, D],
+    value [B, G or H, S, D'], bias [B, H, S], seen [B, 1, T, S] to [B, T, H, D']. With `causal`,
+    the last query sees all keys, and each one before it a key less: others are not computed.
     """
-    B, G, T, D = query.shape
-    heads = bias.shape[1]
-    scores = (query @ key.transpose(-1, -2)).float() / math.sqrt(D)
-    scores = scores.masked_fill(~seen, -torch.inf)
-    highest = scores.amax(-1, keepdim=True)
-    E = torch.exp(scores - highest.masked_fill(highest == -torch.inf, 0))
-    w = torch.exp(bias - bias.amax(-1, keepdim=True)).unflatten(1, (G, -1))  # [B, G, R, S]
-    of_heads = value.float().unflatten(1, (G, -1))
-    columns = torch.cat([w[..., None] * of_heads, w[..., None]], -1)  # [B, G, R, S, D' + 1]
-    columns = columns.permute(0, 1, 3, 2, 4).flatten(3)
-    sums = (E @ columns).unflatten(-1, (heads // G, -1)).permute(0, 1, 3, 2, 4).flatten(1, 2)
-    output, below = sums[..., :-1], sums[..., -1:]
-    has_key = seen.any(-1, keepdim=True)
-    if bool((has_key & (below < SAFE)).any()):  # a row sees only keys that others outweigh by far
-        own = scores.repeat_interleave(heads // G, 1) + bias[:, :, None].float()
-        weights = torch.softmax(own.masked_fill(~has_key, 0), -1) * has_key
-        return (weights @ value.float().repeat_interleave(heads // value.shape[1], 1)).to(
-            value.dtype
-        )
-    return (output / below.masked_fill(~has_key, 1)).to(value.dtype)
+    (G, T, D), H, S = query.shape[1:], bias.shape[1], key.shape[2]
+    query, keys, bias = query * D**-0.5, key.transpose(-1, -2), bias.float()
+    has_key = seen.any(-1).transpose(1, 2)[..., None]  # [B, T, 1, 1]
+    if T > 1:
+        w = torch.exp(bias - bias.detach().amax(-1, keepdim=True)).unflatten(1, (G, -1))
+        of_keys = value.float().unflatten(1, (G, -1)).transpose(2, 3)  # [B, G, S, R or 1, D']
+        columns = functional.pad(of_keys, (0, 1), value=1.0)
+        columns = (w.transpose(2, 3)[..., None] * columns).flatten(3)
+        sums = []
+        for begin in range(0, T, BLOCK):
+            end = min(begin + BLOCK, T)
+            last = S - T + end if causal else S
+            scores = (query[:, :, begin:end] @ keys[..., :last]).float()
+            scores = scores.masked_fill_(~seen[:, :, begin:end, :last], LOWEST)
+            sums.append(torch.softmax(scores, -1) @ columns[:, :, :last])
+        sums = torch.cat(sums, 2).unflatten(-1, (H // G, -1)).transpose(1, 2).flatten(2, 3)
+        output, below = sums[..., :-1], sums[..., -1:]
+        if not bool((has_key & (below < SAFE)).any()):
+            return (output / below.masked_fill(~has_key, torch.inf)).to(value.dtype)
+    # One query, or one that sees only keys that others outweigh by far: a softmax for each head.
+    scores = (query @ keys).float().repeat_interleave(H // G, 1) + bias[:, :, None]
+    weights = torch.softmax(scores.masked_fill(~seen, LOWEST), -1).to(value.dtype)
+    output = weights.unflatten(1, (value.shape[1], -1)) @ value[:, :, None]
+    return output.flatten(1, 2).transpose(1, 2) * has_key
 
 
 class Attention(nn.Module):
@@ -122,20 +131,16 @@ class Attention(nn.Module):
 
     def __init__(self, config, role, layer):
         super().__init__()
-        own, width, self.config, self.layer = (
-            config.attention[role],
-            config.hidden_size,
-            config,
-            layer,
-        )
-        self.role, self.kind, self.heads = role, own["kind"], own["num_heads"]
-        self.groups = own["num_groups"]  # of queries in mva and mhe, of keys and values in heads
+        own, width = config.attention[role], config.hidden_size
+        self.config, self.layer, self.causal = config, layer, role == "decoder"
+        # Groups are of queries in mva and mhe, of keys and values in heads.
+        self.kind, self.heads, self.groups = own["kind"], own["num_heads"], own["num_groups"]
         H, D, scored, bias = self.heads, own["head_dim"], own["score_dim"], own["use_bias"]
-        queries = H if self.kind == "heads" else self.groups
-        values = H if self.kind == "mva" else self.groups
-        self.query = nn.Linear(width, queries * scored, bias)
+        self.queries = H if self.kind == "heads" else self.groups
+        self.values = H if self.kind == "mva" else self.groups
+        self.query = nn.Linear(width, self.queries * scored, bias)
         self.key = nn.Linear(width, self.groups * scored, bias)
-        self.value = nn.Linear(width, values * D, bias)
+        self.value = nn.Linear(width, self.values * D, bias)
         self.out = nn.Linear(H * D, width, bias)
         if self.kind == "mva":
             self.key_bias = nn.Linear(width, H, False)
@@ -143,51 +148,50 @@ class Attention(nn.Module):
             self.query_head_embedding = nn.Parameter(torch.zeros(H, D))
             self.value_head_embedding = nn.Parameter(torch.zeros(H, D))
 
-    def memory(self, y, positions):
-        """What the cache holds, [B, ..., S, ...]: keys, and values with a bias of keys beside."""
-        key = self.key(y).unflatten(-1, (self.groups, -1)).transpose(1, 2)
-        value = self.value(y)
-        value = value.unflatten(-1, (self.heads if self.kind == "mva" else self.groups, -1))
-        value = value.transpose(1, 2)
-        if positions is not None:
-            key = rotate(key, positions, self.config)
-        if self.kind == "mva":
-            value = torch.cat([value, self.key_bias(y).transpose(1, 2)[..., None]], -1)
-        return key, value
-
     def forward(self, x, y, seen, cache=None, positions=None):
-        """x [B, T, M] and y [B, S, M], seen [B, 1, T, S], to [B, T, M]; y None: all is cached."""
-        query = self.query(x).unflatten(
-            -1, (self.heads if self.kind == "heads" else self.groups, -1)
-        )
-        query = query.transpose(1, 2)
+        """x [B, T, M] and y [B, S, M], seen [B, 1, T, S], to [B, T, M]; y None: all is cached.
+
+        The cache of `mva` has the bias of keys as one more column of the values.
+        """
+        (B, T), H, G, kind = x.shape[:2], self.heads, self.groups, self.kind
+        query = self.query(x).unflatten(-1, (self.queries, -1)).transpose(1, 2)
         if positions is not None:
             query = rotate(query, positions, self.config)
         if y is None:
             key, value = cache.layers[self.layer].keys, cache.layers[self.layer].values
         else:
-            key, value = self.memory(y, positions)
+            key = self.key(y).unflatten(-1, (G, -1)).transpose(1, 2)
+            value = self.value(y).unflatten(-1, (self.values, -1)).transpose(1, 2)
+            if positions is not None:
+                key = rotate(key, positions, self.config)
+            if kind == "mva":
+                value = torch.cat([value, self.key_bias(y).transpose(1, 2)[..., None]], -1)
             if cache is not None:
                 key, value = cache.update(key, value, self.layer)
-        if self.kind == "mva":
-            output = shared_attention(query, key, value[..., :-1], value[..., -1], seen)
-        elif self.kind == "mhe_add":
-            e_q = self.query_head_embedding.unflatten(0, (self.groups, -1))
-            bias = torch.einsum("bgsd,grd->bgrs", key, e_q).flatten(1, 2) / math.sqrt(key.shape[-1])
-            output = shared_attention(query, key, value, bias, seen)
-            output = output + self.value_head_embedding[:, None] * seen.any(-1, keepdim=True)
+        scale, bias = query.shape[-1] ** -0.5, None
+        if kind == "mva":
+            value, bias = value[..., :-1], value[..., -1]
+        elif kind == "mhe_add" and T > 1:
+            e_q = self.query_head_embedding.unflatten(0, (G, -1))
+            bias = torch.einsum("bgsd,grd->bgrs", key, e_q).flatten(1, 2) * scale
+        has_key = seen.any(-1).transpose(1, 2)[..., None]
+        if bias is not None:
+            output = shared_attention(query, key, value, bias, seen, self.causal)
         else:
-            scale = query.shape[-1] ** -0.5
-            if self.kind == "mhe_mul":
-                repeated = query.repeat_interleave(self.heads // self.groups, 1)
-                query = repeated * self.query_head_embedding[:, None]
+            if kind != "heads":
+                query, e_q = query.repeat_interleave(H // G, 1), self.query_head_embedding[:, None]
+                query = query * e_q if kind == "mhe_mul" else query + e_q
+            if T == 1:  # the heads of a group are rows of one product
+                query = query.reshape(B, G, H // G, -1)
             output = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=seen, scale=scale, enable_gqa=self.heads != self.groups
+                query, key, value, attn_mask=seen, scale=scale, enable_gqa=T > 1 and H != G
             )
-            output = output.masked_fill(~seen.any(-1, keepdim=True), 0)
-            if self.kind == "mhe_mul":
-                output = output * self.value_head_embedding[:, None]
-        return self.out(output.transpose(1, 2).flatten(2))
+            output = output.reshape(B, H, T, -1).transpose(1, 2).masked_fill(~has_key, 0)
+        if kind == "mhe_add":
+            output = output + self.value_head_embedding * has_key
+        elif kind == "mhe_mul":
+            output = output * self.value_head_embedding
+        return self.out(output.flatten(2))
 
 
 class MLP(nn.Module):
@@ -238,11 +242,11 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Layers of a role, with one norm more after them in pre-norm order."""
 
-    main_input_name = "input_ids"  # of an encoder, as `generate` calls it
+    main_input_name = "input_ids"  # of an encoder, as `generate` asks with beams
 
     def __init__(self, config, role, num_layers, cross=False):
         super().__init__()
-        self.config, self.role = config, role
+        self.config = config
         self.layers = nn.ModuleList(Layer(config, role, i, cross) for i in range(num_layers))
         self.norm = make_norm(config) if config.norm_position == "pre" else None
 
@@ -258,8 +262,7 @@ class Embeddings(nn.Module):
 
     def __init__(self, config, normalize=False):
         super().__init__()
-        width = config.hidden_size
-        self.config = config
+        self.config, width = config, config.hidden_size
         self.token = nn.Embedding(config.vocab_size, width)
         if config.positions == "learned":
             self.position = nn.Embedding(config.max_position_embeddings, width)
@@ -327,9 +330,9 @@ class MHEModel(PreTrainedModel):
         seen = (at[None] <= at[past:, None])[None, None].expand(len(ids), 1, T, S)
         if mask is not None:
             seen = seen & mask.bool()[:, None, None, :S]
-        if positions is None:
-            positions = at[past:].expand(len(ids), T) if mask is None else None
-        if positions is None:
+        if positions is None and mask is None:
+            positions = at[past:].expand(len(ids), T)
+        elif positions is None:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:S]
         encoded_seen = None
         if encoded_mask is not None:
@@ -431,8 +434,7 @@ class MHEForConditionalGeneration(MHEModel, GenerationMixin):
         if attention_mask is None:
             attention_mask = torch.ones_like(encoder_outputs[0][..., 0])
         if cache is None and use_cache:
-            layers = {"config": self.config}
-            cache = EncoderDecoderCache(DynamicCache(**layers), DynamicCache(**layers))
+            cache = EncoderDecoderCache(*(DynamicCache(config=self.config) for _ in range(2)))
         own = getattr(cache, "self_attention_cache", None)
         cross = getattr(cache, "cross_attention_cache", None)
         # The source is projected once, in the first call.

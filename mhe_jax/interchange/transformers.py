@@ -64,7 +64,7 @@ USE = """\
 ```python
 from transformers import AutoTokenizer, {auto}
 
-tokenizer = AutoTokenizer.from_pretrained("DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained("DIRECTORY", trust_remote_code=True)
 model = {auto}.from_pretrained("DIRECTORY", trust_remote_code=True)
 ```"""
 
@@ -129,6 +129,7 @@ def _attention(module: Attention, params: Any) -> tuple[Tensors, dict[str, Any]]
     # Rotated, the heads of MHE have keys of their own; with several scores, `mhe_add` has.
     shared = module.rotary is None or module.kind == "mva"
     several = getattr(module, "score_groups", 1) > 1
+    several |= not getattr(module, "use_key_bias", True)
     if module.kind not in OWN or several or module.normalize_qk or not shared:
         heads = heads_of(module, params, "--to transformers")
         found = matrices("", heads, True)  # some kinds become biases

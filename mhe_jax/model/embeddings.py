@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.dtypes import promote_dtype
 
 from mhe_jax.attention import Mask
 from mhe_jax.attention.projection import Dropout, named
@@ -158,7 +159,7 @@ class Embeddings(nn.Module):
             logits = table.attend(x)
         else:
             pattern = "btm,vm->btv" if c.tie_embeddings else "btm,mv->btv"
-            table = table.astype(x.dtype)
+            (table,) = promote_dtype(table, dtype=x.dtype)
             logits = jnp.einsum(pattern, x, table, preferred_element_type=jnp.float32)
         if c.output_bias:
             logits += self.vocabulary_bias[None, None]

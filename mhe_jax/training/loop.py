@@ -128,7 +128,8 @@ def _train(
     # 3. What a step is, and who watches it.
     shardings = sharding.shardings_of(abstract)
     train_step = train_step_of(config, model, optimizer, mesh, shardings)
-    eval_step = make_eval_step(task.sums(model, outputs=True), mesh, shardings.params)
+    rules = sharding.RULES_BY_LENGTH[config.mesh.length]
+    eval_step = make_eval_step(task.sums(model, outputs=True), mesh, shardings.params, rules)
     writers = tracking.make_writers(c, workdir, start, to_dict(config)) if writes else ()
     tracker = tracking.Tracker(workdir, c.num_steps, start, writers=writers, writes=writes)
     signals = group.Signals()

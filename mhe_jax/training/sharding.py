@@ -47,8 +47,12 @@ RULES: Rules = (
     ("activation_vocabulary", "tensor"),
     ("length", None),
 )
-# With mesh.length=tensor. The earlier rule gets the axis: heads, MLP and vocabulary keep it.
-SPLIT_LENGTH = (*RULES[:-1], ("length", "tensor"))
+# By mesh.length; the earlier rule gets the axis.
+RULES_BY_LENGTH: dict[str, Rules] = {
+    "whole": RULES,
+    "tensor": (*RULES[:-1], ("length", "tensor")),
+    "everywhere": (("length", "tensor"), *RULES[:-1]),
+}
 
 BATCH = PartitionSpec(("data", "fsdp"))
 

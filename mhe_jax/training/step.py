@@ -131,17 +131,18 @@ def train_step_of(
         accumulate_steps=c.accumulate_steps,
         ema_decay=c.ema_decay,
         skip_nonfinite=config.train.skip_nonfinite > 0,
-        rules=sharding.SPLIT_LENGTH if config.mesh.length == "tensor" else sharding.RULES,
+        rules=sharding.RULES_BY_LENGTH[config.mesh.length],
     )
 
 
 def make_eval_step(
-    sums_function: SumsFunction, mesh: Mesh, param_shardings: Any
+    sums_function: SumsFunction, mesh: Mesh, param_shardings: Any, rules=sharding.RULES
 ) -> Callable[[Any, Batch], dict[str, jax.Array]]:
     """`(params, batch) -> sums`, without dropout."""
     return sharding.OnMesh(
         lambda params, batch: sums_function(params, batch, None),
         mesh,
+        rules,
         in_shardings=(param_shardings, NamedSharding(mesh, sharding.BATCH)),
         out_shardings=sharding.replicated(mesh),
     )

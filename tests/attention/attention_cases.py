@@ -46,6 +46,7 @@ class Case:
             self.groups and f"{self.groups}groups",
             self.score_groups and f"{self.score_groups}scores",
             self.latent_groups and f"{self.latent_groups}latents",
+            self.kind == "mha" and self.score_features and "thin",
             *(f"{name}={value}" for name, value in self.more if not self.form),
         ]
         return "-".join(p for p in parts if p)

@@ -215,6 +215,15 @@ def _heads(case, number, *names):
     return {name: (case.width, number, case.head_features) for name in names}
 
 
+def _thin(case):
+    return case.score_features // case.heads if case.score_features else case.head_features
+
+
+def _with_thin_keys(case, number):
+    own = {"query": (case.width, case.heads, _thin(case)), "key": (case.width, number, _thin(case))}
+    return own | _heads(case, number, "value")
+
+
 def _shared(case, width, *names):
     groups = (case.groups,) if case.groups else ()
     return {name: (case.width, *groups, width) for name in names}
@@ -309,11 +318,14 @@ def _shared_scores(head, cases, tables=lambda case: {}):
         return c.score_features or c.head_features
 
     def kernels(c):
-        own = _heads(c, c.heads, "value") | {"key_bias": (c.width, c.heads)}
-        return own | _shared(c, width(c), "query", "key")
+        bias = {"key_bias": (c.width, c.heads)} if has_bias(c) else {}
+        return bias | _heads(c, c.heads, "value") | _shared(c, width(c), "query", "key")
 
     def cached(c):
-        return (c.groups or 1) * width(c) + c.width + c.heads
+        return (c.groups or 1) * width(c) + c.width + c.heads * has_bias(c)
+
+    def has_bias(c):
+        return _more(c, "use_key_bias") is None
 
     # A bias of the key bias would move all scores of a head alike.
     return Kind(head, kernels, cached, cases, tables, unbiased=("key_bias",))
@@ -326,7 +338,12 @@ def _of_latents(head, *cases):
 
 
 KINDS = {
-    "mha": Kind(own_heads, lambda c: _heads(c, c.heads, *ROLES), lambda c: 2 * c.width, [{}]),
+    "mha": Kind(
+        own_heads,
+        lambda c: _with_thin_keys(c, c.heads),
+        lambda c: (c.score_features or c.width) + c.width,
+        [{}, {"score_features": 12}],
+    ),
     "sha": Kind(
         one_projection,
         lambda c: _shared(c, c.head_features, *ROLES),
@@ -335,15 +352,19 @@ KINDS = {
     ),
     "mqa": Kind(
         own_heads,
-        lambda c: _heads(c, c.heads, "query") | _heads(c, 1, "key", "value"),
+        lambda c: _with_thin_keys(c, 1),
         lambda c: 2 * c.head_features,
         [{}],
     ),
     "gqa": Kind(
         own_heads,
-        lambda c: _heads(c, c.heads, "query") | _heads(c, c.kv_heads, "key", "value"),
-        lambda c: 2 * c.kv_heads * c.head_features,
-        [{"kv_heads": 1}, {"heads": 6, "kv_heads": 2}, {"heads": 6, "kv_heads": 3}],
+        lambda c: _with_thin_keys(c, c.kv_heads),
+        lambda c: c.kv_heads * (_thin(c) + c.head_features),
+        [
+            {"kv_heads": 1},
+            {"heads": 6, "kv_heads": 2},
+            {"heads": 6, "kv_heads": 3, "score_features": 42},
+        ],
     ),
     "skv": Kind(
         key_is_value,
@@ -362,7 +383,12 @@ KINDS = {
     "mhe_mul": _mhe(multiply, ("folded", "materialized"), {}, {"heads": 6, "groups": 3}),
     "mva": _shared_scores(
         one_projection,
-        _in_forms(("shared", "materialized"), {"score_features": 13}, {"heads": 6, "groups": 2}),
+        _in_forms(
+            ("shared", "materialized"),
+            {"score_features": 13},
+            {"heads": 6, "groups": 2},
+            {"heads": 6, "groups": 3, "more": (("use_key_bias", False),)},
+        ),
     ),
     "collaborative": _shared_scores(
         mixed_queries,

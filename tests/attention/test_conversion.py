@@ -88,6 +88,8 @@ def test_every_kind_is_an_mha(kind, use_bias):
 
 
 FEW = {
+    "mha of thin keys": {"score_features": 2 * H},
+    "gqa of thin keys": {"num_kv_heads": 3, "score_features": 3 * H},
     "sha": {},
     "mqa": {},
     "gqa": {"num_kv_heads": 2},
@@ -278,6 +280,27 @@ def test_heads_that_add_nothing_are_put_together_too():
     found = convert(silent, "gqa", num_kv_heads=2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
     assert not np.any(found["out"]["kernel"])
+
+
+def test_thin_queries_and_keys_are_the_truncated_svd_of_each_head():
+    _, params = start("mha")
+    found = convert(params, "mha", score_features=2 * H)
+    for role in ("value", "out"):
+        np.testing.assert_array_equal(found[role]["kernel"], params[role]["kernel"])
+    for h in range(H):
+        query, key = (np.float64(params[role]["kernel"][:, h]) for role in ("query", "key"))
+        u, s, vt = np.linalg.svd(query @ key.T / D**0.5)
+        thin = [np.float64(found[role]["kernel"][:, h]) for role in ("query", "key")]
+        assert thin[0].shape == (M, 2)
+        np.testing.assert_allclose(
+            thin[0] @ thin[1].T / 2**0.5, u[:, :2] * s[:2] @ vt[:2], atol=1e-6
+        )
+    made, back = module_of(found, "mha"), convert(found, "mha")
+    assert made.score_features == 2 * H
+    assert apart(made, found, module_of(back, "mha"), back, mask=Mask.causal()) < 1e-5
+    bare, own = start("mva", score_features=D, use_key_bias=False)
+    found = convert(own, "mha", source="mva")
+    assert apart(bare, own, module_of(found, "mha"), found, mask=Mask.causal()) < 1e-5
 
 
 def test_mha_of_scores_that_are_too_wide_is_the_nearest():

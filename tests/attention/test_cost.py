@@ -75,6 +75,8 @@ def test_flops_of_mhe_add_that_cannot_share_its_scores():
         ("sha", {}),
         ("mqa", {}),
         ("mhe_mul", {}),
+        ("mha", {"score_features": 32}),
+        ("gqa", {"num_kv_heads": 2, "score_features": 32}),
         ("collaborative", {"score_features": 24}),
         ("mfa", {"query_rank": 24}),
         ("mfa", {"reuse_keys": True}),
@@ -191,6 +193,11 @@ def test_the_command_counts_what_is_asked_for(capsys):
     found = table(capsys, "mva,score_features=48,qkv_features=64", *sizes)
     parameters = cost.parameters(make_attention("mva", num_heads=8, use_bias=False, **narrow), 128)
     assert list(found.values())[0][:4] == [str(parameters), "45%", "120", "47%"]
+    # 2·128·48 + 2·128·64 numbers, of a token 48 + 64; mva has 128·8 and 8 more.
+    for row in ("mha,score_features=48", "mva,score_features=48,use_key_bias=False"):
+        found = table(capsys, f"{row},qkv_features=64", *sizes)
+        assert list(found.values())[0][:4] == ["28672", "44%", "112", "44%"]
+    assert parameters == 28672 + 128 * 8
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from attention_cases import (
 )
 from kind_references import KINDS
 
+from mhe_jax.attention import Mask
+
 
 @functools.cache
 def gradient(case, inputs, **fields):
@@ -74,6 +76,38 @@ def test_every_mask(name):
     params = random_parameters(case.module(), q, k)
     output = case.module().apply({"params": params}, q, k, mask=passed)
     assert_close(output, case.reference(params, q, k, k, dense)[0])
+
+
+@pytest.mark.parametrize("form", ["shared", "materialized"])
+def test_mva_without_its_key_bias_is_one_whose_bias_is_zero(form):
+    """Outputs, gradients of what both have, and the cache, which has no bias then."""
+    case = Case("mva", form, score_features=13)
+    whole, bare = case.module(), case.module(use_key_bias=False)
+    x = normal(1, B, T, case.width)
+    params = random_parameters(whole, x)
+    params["key_bias"]["kernel"] *= 0
+    own = {name: leaf for name, leaf in params.items() if name != "key_bias"}
+
+    def output(module, params):
+        return jax.jit(module.apply)({"params": params}, x, mask=Mask.causal())
+
+    def gradient(module, params):
+        return jax.grad(lambda p: (output(module, p) * normal(9, *x.shape)).sum())(params)
+
+    assert_close(output(bare, own), output(whole, params), 1e-6)
+    wanted = gradient(whole, params)
+    assert np.any(wanted.pop("key_bias")["kernel"])
+    assert_close(gradient(bare, own), wanted)
+    decoder = case.module(use_key_bias=False, decode=True)
+    cache = decoder.init(jax.random.key(0), x)["cache"]
+    assert cache.keys() == {"cached_key", "cached_value", "cache_index"}
+    steps = []
+    for t in range(T):
+        step, changed = decoder.apply(
+            {"params": own, "cache": cache}, x[:, t : t + 1], mutable=["cache"]
+        )
+        steps, cache = [*steps, step], changed["cache"]
+    assert_close(np.concatenate(steps, 1), output(whole, params))
 
 
 SELF = Case("mha"), Case("mva", "shared"), Case("gta", heads=6, kv_heads=2, head_features=14)

@@ -113,6 +113,14 @@ def test_gradients_of_many_queries(monkeypatch):
     check(inputs(lengths=(45, 43)), parts(45, 43)["window & offset"], (8, 16))
 
 
+@pytest.mark.parametrize("name", ["causal", "window", "offset", "length of all"])
+def test_gradients_of_many_keys(name, monkeypatch):
+    """Those of keys that are too many go band by band, with the queries that may see them."""
+    monkeypatch.setattr(tpu, "BAND", 16)
+    jax.clear_caches()
+    check(inputs(2, lengths=(45, 43)), parts(45, 43)[name], (8, 8))
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_scores_far_apart(order):
     """Where the maximum moves with each block of keys, up or down, by more than float32 holds."""

@@ -176,7 +176,7 @@ def loaded_once(monkeypatch):
     def load(workdir, config, devices=None):
         given = config.evaluation
         key = (Path(workdir), repr((config.model, config.mesh)), *(devices or jax.devices()))
-        key += (given.checkpoint, given.average_checkpoints)
+        key += (given.checkpoint, given.average_checkpoints, given.quantize)
         if key not in LOADED:
             LOADED[key] = restore(workdir, config, devices)
         return dataclasses.replace(LOADED[key], config=config)

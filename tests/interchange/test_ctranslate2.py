@@ -83,6 +83,8 @@ MORE = [
     ("translation", "mha", POST | UNTIED | KRONECKER | {"model.positions": "sinusoidal"}),
     ("translation", "mhe_add", POST | BIASED | {f"{ATTENTION}num_groups": 2}),
     ("translation", "mva", {f"{ATTENTION}score_features": 9, f"{ATTENTION}num_groups": 2}),
+    ("lm", "mha", {f"{ATTENTION}score_features": 8}),
+    ("lm", "mva", {f"{ATTENTION}use_key_bias": False}),
     ("lm", "mhe_add", {f"{ATTENTION}score_groups": 2, f"{ATTENTION}use_bias": True}),
     (
         "translation",

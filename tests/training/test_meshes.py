@@ -79,7 +79,7 @@ class Run:
             optimizer,
             self.mesh,
             jax.tree.map(lambda leaf: leaf.sharding, self.abstract),
-            rules=sharding.SPLIT_LENGTH if mesh.length == "tensor" else sharding.RULES,
+            rules=sharding.RULES_BY_LENGTH[mesh.length],
         )
 
     def batch(self, seed=0):
@@ -155,6 +155,19 @@ def test_split_lengths_change_where_things_lie_but_no_number(experiment, of_one_
     for rest in ('[{"data", "fsdp"}, {}, {"tensor"}', '[{"data", "fsdp"}, {}, {"tensor"}]'):
         assert any(rest in line for line in constraints(split))
     np.testing.assert_allclose(split.numbers(), of_one_device(experiment("mhe_mul")), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mhe_mul", "mva"])
+def test_rows_may_be_split_everywhere(experiment, of_one_device, kind):
+    """Heads and MLP leave their axis to the length; with dropout, too, no number changes."""
+    engine = {"model.attention.engine": "blocked"} if kind == "mhe_mul" else {}
+    split = Run(experiment(kind, (2, 1, 4), **{"mesh.length": "everywhere"}, **engine))
+    lines = constraints(split)
+    assert any('[{"data", "fsdp"}, {"tensor"}, {}]' in line for line in lines)
+    assert not any('{}, {"tensor"}' in line for line in lines)
+    assert "all_gather" in split.step.lower(split.abstract, split.batch()).as_text()
+    numbers = of_one_device(experiment(kind, **engine))
+    np.testing.assert_allclose(split.numbers(), numbers, rtol=1e-5)
 
 
 class Device:

@@ -17,6 +17,7 @@ An engine is a file and an entry in `LADDER`, or in `OF_FORMS` for a form that h
 | fewer key heads | yes | yes | yes, where no mesh splits the heads | yes |
 | a key bias | added to the scores | likewise | columns of the keys | columns of the keys |
 | a mesh that splits the heads | yes | yes | into parts of whole heads | yes |
+| one that splits rows along their length | yes | yes | refused | yes |
 | causal | yes | skips bands nobody sees | skips what nobody sees where T = S | likewise |
 | windows | yes | skips bands nobody sees | causal, T = S, no lengths: so; else a bias | likewise |
 | lengths of keys | yes | yes | skips what nobody sees | as segment ids |
@@ -25,8 +26,11 @@ An engine is a file and an entry in `LADDER`, or in `OF_FORMS` for a form that h
 | dropout, `precision` | yes | yes | refused | refused |
 | sown weights | yes | refused | refused | refused |
 
-`splash` takes only windows in which each query has a key. The three columns of a key bias count
-towards the head width. No band is skipped where offsets are arrays of the call.
+Where a mesh splits rows along their length, a device attends for its queries, to keys gathered from
+all (`length`). `blocked`, and `xla` in the form 'shared', compute their forward pass once more for
+the gradient there, and take no `jax.jvp`. `splash` takes only windows in which each query has a
+key. The three columns of a key bias count towards the head width. No band is skipped where offsets
+are arrays of the call.
 
 `auto` takes the first of `AUTO` that can do the call: of `cudnn`, `splash`, `blocked`, `xla`. It
 passes over `splash` for fewer than 128 queries, and over `blocked` where storing the scores costs

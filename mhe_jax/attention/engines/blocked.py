@@ -14,7 +14,15 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from mhe_jax.attention.engines import xla
-from mhe_jax.attention.engines.blocks import KEPT, bands, divisor, is_kept, why_not, words_of
+from mhe_jax.attention.engines.blocks import (
+    KEPT,
+    Seen,
+    bands,
+    divisor,
+    is_kept,
+    why_not,
+    words_of,
+)
 from mhe_jax.attention.engines.mesh import (
     has_heads,
     over_heads,
@@ -44,7 +52,7 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
     of_head, bound = T * S, STORED_OF_HEAD.get(platform())
     if bound is not None:
         return "is slower for small scores" if of_head < bound else None
-    scores = B * H * T * S // parts_of_call(B, H)
+    scores = B * H * T * S // parts_of_call(B, H, T, S)
     return f"is slower where {scores:,} scores can be stored" if scores < STORED else None
 
 
@@ -60,7 +68,7 @@ def attend(query, key, value, key_bias, mask: Mask, options, *, scale: float):
         of_queries, of_keys = words_of(options, rows, T, S)
         words = of_queries[..., None], of_keys[..., None, :]
     run = functools.partial(_local, options=options, scale=scale)
-    output, total = over_heads(run, query, key, value, key_bias, (mask, words))
+    output, total = over_heads(run, query, key, value, key_bias, Seen(mask, words))
     if options.dropout_rate == 0:
         total = mask.row_has_key(T, S, query.dtype)
     return checkpoint_name(output, KEPT), total

@@ -74,6 +74,17 @@ class Seen(NamedTuple):
     mask: Mask
     words: tuple[jax.Array, jax.Array] | None = None
 
+    def block(self, start, size: int, keys: int, first_key: int = 0) -> "Seen":
+        """Of `size` queries from `start` on, and the keys [first_key, keys)."""
+        mask, words = self.mask.block(start, size, keys, first_key), self.words
+        if words is not None:
+            # Of engines whose heads may differ, [B, H, T, 1] and [B, H, 1, S].
+            of_queries, of_keys = words
+            axis = max(1, of_queries.ndim - 2)
+            cut = jax.lax.dynamic_slice_in_dim(of_queries, start, size, axis)
+            words = cut, of_keys[..., first_key:keys]
+        return Seen(mask, words)
+
 
 class Block(NamedTuple):
     """`size` queries from `start` on, and the keys [first_key, keys)."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from mhe_jax.attention.engines import blocks
 from mhe_jax.attention.engines.blocks import BIAS_PARTS, pad, round_up, why_not
-from mhe_jax.attention.engines.mesh import gpu_capability, parts_of_heads, platform
+from mhe_jax.attention.engines.mesh import gpu_capability, mesh_of_length, parts_of_heads, platform
 from mhe_jax.attention.mask import Mask
 
 # The name of its primitive in `jax.nn.dot_product_attention`.
@@ -23,7 +23,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
         return f"needs an NVIDIA GPU, this is {platform()}"
     (_, T, H, D), (_, S, K, E), dtype = query.shape, value.shape, query.dtype
     D += BIAS_PARTS * (key_bias is not None)
-    capability, parts = gpu_capability(), parts_of_heads()
+    capability, parts, of_length = gpu_capability(), parts_of_heads(), mesh_of_length(T, S)[1]
     # JAX asks the device that is here, and assumes an old one where there is none.
     most = MAX_WIDTH[capability is not None and capability >= 9]
     return why_not(
@@ -35,6 +35,7 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
             capability is not None and capability < 8,
             f"needs a GPU of compute capability 8.0 or more, not {capability}",
         ),
+        (of_length is not None, "takes whole rows, and the mesh splits them along their length"),
         (max(D, E) > most, f"needs heads no wider than {most} on this GPU, not {D} and {E}"),
         (
             (T % 2 or S % 2) and _is_bias(_split(mask, T, S)[1]),

@@ -1,4 +1,7 @@
-"""The devices of a call: their platform, and the rows and heads of each by `jax.shard_map`."""
+"""The devices of a call: their platform, and the rows and heads of each by `jax.shard_map`.
+
+The mesh axes of the logical name `length` split rows along their length (see `length`).
+"""
 
 import math
 from collections.abc import Callable
@@ -8,6 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
+
+from mhe_jax.attention.engines.length import part_by_part
 
 
 def platform() -> str:
@@ -23,12 +28,13 @@ def gpu_capability() -> float | None:
     return float(jax.local_devices(backend="gpu")[0].compute_capability)
 
 
-def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
+def over_rows(run: Callable, query, key, value, key_bias, parts: Any, skips=False) -> Any:
     """`run(q, k, v, b, parts)` of `engines.shared`, with rows of examples times groups.
 
-    On a mesh each device has its own: examples and heads (of several groups, groups) are split as
-    the logical axis rules say for `batch` and `activation_heads`, where they divide the sizes.
-    Leaves of `parts` have a row for each example, or one for all, and reach `run` with N or one.
+    On a mesh each device has its own: examples, heads (of several groups, groups) and lengths are
+    split as the logical axis rules say for `batch`, `activation_heads` and `length`, where they
+    divide the sizes. Leaves of `parts`, `blocks.Seen`, have a row for each example, or one for all,
+    and reach `run` with N or one. `skips` as of `part_by_part`.
     """
 
     def local(query, key, value, key_bias, parts):
@@ -43,33 +49,38 @@ def over_rows(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
         output = run(q[:, :, 0], k[:, :, 0], v, b, parts)
         return output.reshape(B, G, T, H // G, -1).swapaxes(1, 2).reshape(B, T, H, -1)
 
-    mesh, batch, heads = _mesh_axes()
+    mesh, batch, length, heads = _mesh_axes(query.shape[1], key.shape[1])
     if mesh is None:
         return local(query, key, value, key_bias, parts)
     (B, _, G, _), H, K = query.shape, key_bias.shape[2], value.shape[2]
     batch = _if_divides(mesh, batch, B)
     heads = _if_divides(mesh, heads, H if G == 1 else G)
-    grouped = PartitionSpec(batch, None, heads if G > 1 else None, None)
-    own, bias = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
+    if length is not None:
+        local = part_by_part(local, length, axis_size(mesh, length), skips)
+    grouped = PartitionSpec(batch, length, heads if G > 1 else None, None)
+    own, bias = PartitionSpec(batch, length, heads, None), PartitionSpec(batch, length, heads)
     rows = jax.tree.map(lambda x: PartitionSpec(batch if len(x) == B else None), parts)
     specs = grouped, grouped, own if K == H else grouped, bias, rows
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)
     return mapped(query, key, value, key_bias, parts)
 
 
-def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
+def over_heads(
+    run: Callable, query, key, value, key_bias, parts: Any, of_queries: Callable = part_by_part
+) -> Any:
     """`run` for a call of `engines.attend`; on a mesh each device has its own examples and heads.
 
-    Leaves of `parts` have a row for each example, or one for all, and those of `has_heads` likewise
-    for each head. Key heads that are too few to be split are repeated; a single one is whole.
+    And its own queries, by `of_queries`, where rows are split. Leaves of `parts`, `blocks.Seen`,
+    have a row for each example, or one for all, and those of `has_heads` likewise for each head.
+    Key heads that are too few to be split are repeated; a single one is whole.
     """
-    mesh, batch, heads = _mesh_axes()
+    mesh, batch, length, heads = _mesh_axes(query.shape[1], key.shape[1])
     if mesh is None:
         return run(query, key, value, key_bias, parts)
     (B, _, H, _), K = query.shape, key.shape[2]
     batch, heads = _if_divides(mesh, batch, B), _if_divides(mesh, heads, H)
     if K > 1:
-        repeats = math.lcm(K, _size(mesh, heads)) // K
+        repeats = math.lcm(K, axis_size(mesh, heads)) // K
         key, value = (jnp.repeat(x, repeats, 2) if repeats > 1 else x for x in (key, value))
 
     def spec(x):
@@ -77,9 +88,11 @@ def over_heads(run: Callable, query, key, value, key_bias, parts: Any) -> Any:
         sizes = zip(axes, x.shape, strict=False)
         return PartitionSpec(*(axis if n == size else None for (axis, size), n in sizes))
 
-    own = PartitionSpec(batch, None, heads, None)
-    of_keys = own if K > 1 else PartitionSpec(batch)
-    of_bias = None if key_bias is None else PartitionSpec(batch, None, heads)
+    if length is not None:
+        run = of_queries(run, length, axis_size(mesh, length))
+    own = PartitionSpec(batch, length, heads, None)
+    of_keys = own if K > 1 else PartitionSpec(batch, length)
+    of_bias = None if key_bias is None else PartitionSpec(batch, length, heads)
     specs = own, of_keys, of_keys, of_bias, jax.tree.map(spec, parts)
     mapped = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=own, check_vma=False)
     return mapped(query, key, value, key_bias, parts)
@@ -109,15 +122,21 @@ def _varying_axes(x) -> frozenset[str]:
 
 def parts_of_heads() -> int:
     """Into how many parts the mesh splits the heads of a call."""
-    mesh, _, heads = _mesh_axes()
-    return _size(mesh, heads)
+    mesh, _, _, heads = _mesh_axes(1, 1)
+    return axis_size(mesh, heads)
 
 
-def parts_of_call(examples: int, heads: int) -> int:
+def mesh_of_length(queries: int, keys: int) -> tuple[Any, Any]:
+    """The mesh, and its axis that splits the rows of a call along their length, or None."""
+    mesh, _, length, _ = _mesh_axes(queries, keys)
+    return mesh, length
+
+
+def parts_of_call(examples: int, heads: int, queries: int, keys: int) -> int:
     """Into how many parts the mesh splits the scores of a call."""
-    mesh, *axes = _mesh_axes()
-    both = zip(axes, (examples, heads), strict=True)
-    return math.prod(_size(mesh, _if_divides(mesh, axis, n)) for axis, n in both)
+    mesh, batch, length, heads_axis = _mesh_axes(queries, keys)
+    axes = _if_divides(mesh, batch, examples), length, _if_divides(mesh, heads_axis, heads)
+    return math.prod(axis_size(mesh, axis) for axis in axes)
 
 
 def sees_one_device() -> bool:
@@ -128,12 +147,18 @@ def sees_one_device() -> bool:
     return mesh.size == 1 or all(kind == AxisType.Manual for kind in mesh.axis_types)
 
 
-def _mesh_axes():
-    """The mesh, and its axes that split examples and heads; None where nothing is split."""
+def _mesh_axes(queries: int, keys: int):
+    """The mesh, and its axes that split examples, lengths and heads; None where nothing is split.
+
+    Lengths are split in twice as many parts as devices, or not at all.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not nn.get_logical_axis_rules() or AxisType.Manual in mesh.axis_types:
-        return None, None, None
-    return mesh, *(nn.logical_to_mesh_axes(("batch", "activation_heads")) or (None, None))
+        return None, None, None, None
+    axes = nn.logical_to_mesh_axes(("batch", "length", "activation_heads")) or (None,) * 3
+    batch, length, heads = axes
+    parts = 2 * axis_size(mesh, length)
+    return mesh, batch, None if parts == 2 or queries % parts or keys % parts else length, heads
 
 
 def _rows(x):
@@ -142,9 +167,10 @@ def _rows(x):
 
 
 def _if_divides(mesh, axes, size: int):
-    return axes if size % _size(mesh, axes) == 0 else None
+    return axes if size % axis_size(mesh, axes) == 0 else None
 
 
-def _size(mesh, axes) -> int:
+def axis_size(mesh, axes) -> int:
+    """Devices along an axis of the mesh, several of them, or None."""
     names = (axes,) if isinstance(axes, str) else axes or ()
     return math.prod(mesh.shape[name] for name in names)

@@ -8,11 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mhe_jax.attention.engines import blocks as common
 from mhe_jax.attention.engines.blocks import BIAS_PARTS, even, pad, round_up, why_not
-from mhe_jax.attention.engines.mesh import over_heads, platform
+from mhe_jax.attention.engines.length import exchanged, positions_of
+from mhe_jax.attention.engines.mesh import axis_size, mesh_of_length, over_heads, platform
 from mhe_jax.attention.mask import Mask
 
 LANES = 128
@@ -72,6 +75,8 @@ def passed_by(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 def attend(query, key, value, key_bias, mask, options, *, scale, blocks=None, interpret=False):
     """See `engines.attend`; `interpret` runs the kernels on any device, slowly."""
+    mesh, axis = mesh_of_length(query.shape[1], key.shape[1])
+    devices = axis_size(mesh, axis)
 
     def local(query, key, value, key_bias, mask):
         (B, T, H, _), S, E = query.shape, key.shape[1], value.shape[-1]
@@ -80,10 +85,21 @@ def attend(query, key, value, key_bias, mask, options, *, scale, blocks=None, in
         query = query * jnp.asarray(scale, query.dtype)
         if key_bias is not None:
             query, key, value = common.with_bias_columns(query, key, value, key_bias)
-        block_queries, block_keys, step = blocks or _blocks(T, S, max(query.shape[-1], E))
-        padded = round_up(T, block_queries), round_up(S, block_keys)
-        ids = _segments(mask, B, T, S, *padded)
-        kernel = _kernel(mask, H, *padded, (block_queries, block_keys, step), interpret)
+        sizes = blocks or _blocks(T, S, max(query.shape[-1], E))
+        padded = round_up(T, sizes[0]), round_up(S, sizes[1])
+        ids = _segments(mask, B, devices * T, S, padded[1])
+        if axis is None:
+            kernel = _kernel(mask, H, np.arange(T)[None], *padded, sizes, interpret)
+        else:
+            positions = positions_of(devices, T)
+            kernel = _kernel(mask, H, positions, *padded, sizes, interpret)
+            if kernel.fwd_mask_info.q_sequence is not None:
+                kernel = _of_device(kernel, mesh, axis)
+            if ids is not None:
+                own = jnp.asarray(positions)[jax.lax.axis_index(axis)]
+                ids = ids._replace(q=ids.q[:, own])
+        if ids is not None:
+            ids = ids._replace(q=jnp.pad(ids.q, ((0, 0), (0, padded[0] - T))))
         query, key, value = (
             pad(x, size).swapaxes(1, 2)
             for x, size in zip((query, key, value), (padded[0], padded[1], padded[1]), strict=True)
@@ -91,7 +107,7 @@ def attend(query, key, value, key_bias, mask, options, *, scale, blocks=None, in
         output: Any = jax.vmap(kernel)(query, key, value, ids)
         return output[:, :, :T].swapaxes(1, 2)
 
-    output = over_heads(local, query, key, value, key_bias, mask)
+    output = over_heads(local, query, key, value, key_bias, mask, exchanged)
     # The kernel averages the values of a row without keys.
     has_key = mask.row_has_key(query.shape[1], key.shape[1], output.dtype)
     return output * has_key, has_key
@@ -104,7 +120,7 @@ def _blocks(T: int, S: int, width: int) -> tuple[int, int, int]:
     return queries, keys, max(n for n in range(LANES, step + 1, LANES) if keys % n == 0)
 
 
-def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
+def _segments(mask: Mask, B, T, S, padded_keys):
     """Segment ids of queries and keys, with another id for hidden keys; None if all match."""
     # The causal mask alone hides the keys that are padding where no query comes after them.
     no_padding = padded_keys == S or (mask.is_causal and T <= S)
@@ -118,20 +134,40 @@ def _segments(mask: Mask, B, T, S, padded_queries, padded_keys):
         of_keys = jnp.where(mask.key_valid, of_keys, hidden)
     if mask.key_lengths is not None:
         of_keys = jnp.where(jnp.arange(S)[None] < mask.key_lengths[:, None], of_keys, hidden)
-    of_queries = jnp.pad(jnp.broadcast_to(of_queries, (B, T)), ((0, 0), (0, padded_queries - T)))
     of_keys = jnp.broadcast_to(of_keys, (B, S))
     behind = jnp.broadcast_to(hidden, (B, padded_keys - S))
-    return splash.SegmentIds(of_queries, jnp.concatenate([of_keys, behind], 1))
+    of_keys = jnp.concatenate([of_keys, behind], 1)
+    return splash.SegmentIds(jnp.broadcast_to(of_queries, (B, T)), of_keys)
 
 
-def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
+def _of_device(kernel, mesh, axis: str):
+    """The kernel of one device."""
+
+    def own(x, spec):
+        for number, name in enumerate(spec):
+            if name == axis:
+                size = x.shape[number] // axis_size(mesh, axis)
+                start = jax.lax.axis_index(axis) * size
+                x = jax.lax.dynamic_slice_in_dim(x, start, size, number)
+        return x
+
+    spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(None, axis)))
+    return jax.tree.map(own, kernel, spec)
+
+
+def _kernel(mask: Mask, heads, positions, queries, keys, blocks, interpret):
+    """The kernel of all devices; `positions` are those of the queries of each, before padding."""
     block_queries, block_keys, step = blocks
-    window, shape = mask.window, (queries, keys)
+    parts = len(positions) if mask.is_causal or mask.window else 1
+    window, shape = mask.window, (parts * queries, keys)
     if window is not None:
         window = (window[0], 0) if mask.is_causal else window
         one = splash.LocalMask(shape, window, offset=0)
     else:
         one = (splash.CausalMask if mask.is_causal else splash.FullMask)(shape)
+    if not isinstance(one, splash.FullMask):
+        positions = np.pad(positions, ((0, 0), (0, queries - positions.shape[1])))
+        one.q_sequence = positions.astype(np.int32).reshape(-1)
     return splash.make_splash_mha(
         splash.MultiHeadMask([one] * heads),
         block_sizes=splash.BlockSizes(
@@ -144,7 +180,7 @@ def _kernel(mask: Mask, heads, queries, keys, blocks, interpret):
             use_fused_bwd_kernel=True,
         ),
         head_shards=1,
-        q_seq_shards=1,
+        q_seq_shards=parts,
         residual_checkpoint_name=common.KEPT,
         interpret=interpret,
     )

@@ -1,6 +1,5 @@
 """GHLA: grouped-head latent attention, whose heads share score maps and are decoded of latents."""
 
-import dataclasses
 from typing import ClassVar
 
 import jax
@@ -35,7 +34,7 @@ class GroupedHeadLatentAttention(Attention):
     Raises:
       ValueError: K does not divide G, G does not divide H, or e is not whole.
 
-    Source: grouped-head latent attention, arXiv 2506.17286, GTA there; `gta` here is another.
+    Source: Sun et al. 2025, arXiv 2506.17286, where it is called GTA; `gta` here is another.
     """
 
     num_groups: int | None = None
@@ -53,20 +52,15 @@ class GroupedHeadLatentAttention(Attention):
         if (whole := H // G * head_features) % width:
             raise ValueError(f"latent_features={width} must divide {whole}, a group's heads")
 
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads
-
     def queries(self, x: jax.Array, call: Call) -> jax.Array:
-        G, _ = self._sizes(call.head_features)
-        return self.normalized("query_ln", self.project_heads("query", x, G, call))
+        D = call.head_features
+        return self.normalized("query_ln", self.project_heads("query", x, self._sizes(D)[0], D))
 
     def memory(self, inputs_k: jax.Array, inputs_v: jax.Array | None, call: Call) -> KeyValues:
         assert inputs_v is not None
         _, width = self._sizes(call.head_features)
-        key = self.project_heads("key", inputs_k, self.kv_heads, call)
-        of_latents = dataclasses.replace(call, head_features=width)
-        value = self.project_heads("value", inputs_v, self.kv_heads, of_latents)
+        key = self.project_heads("key", inputs_k, self.kv_heads, call.head_features)
+        value = self.project_heads("value", inputs_v, self.kv_heads, width)
         return {"key": self.normalized("key_ln", key), "value": value}
 
     def merge(self, heads: jax.Array, weight_sum: jax.Array, call: Call) -> jax.Array:

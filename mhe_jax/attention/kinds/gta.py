@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.kinds.mha import GroupedQueryAttention
 from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.nearest import Heads, projected
 
 
-class GroupedTiedAttention(GroupedQueryAttention):
+class GroupedTiedAttention(Attention):
     """GTA: `V_g = X W[g]`, `K_g = [first half of V_g ; rope(X W_r)]`, g = ⌊hG/H⌋ for query head h.
 
     W_q [M, H, D]; W [M, G, D], `key_value`, for G = `num_kv_heads` groups; W_r [M, D/2], `key`, one
@@ -30,14 +29,14 @@ class GroupedTiedAttention(GroupedQueryAttention):
     2505.21487.
 
     Raises:
-      ValueError: D is odd, or as `GroupedQueryAttention`.
+      ValueError: D is odd, or `num_kv_heads` is missing or does not divide `num_heads`.
     """
+
+    num_kv_heads: int | None = None
 
     kind: ClassVar[str] = "gta"
     one_source: ClassVar[bool] = True
     not_rotated: ClassVar[str | None] = "half of a key does not turn"
-
-    nearest = Attention.nearest  # not as gqa
 
     def check(self, head_features: int, features: int) -> None:
         if head_features % 2:

@@ -6,12 +6,11 @@ import flax.linen as nn
 import jax
 
 from mhe_jax.attention.cache import KeyValues
-from mhe_jax.attention.kinds.mha import MultiQueryAttention
 from mhe_jax.attention.module import Attention, Call
 from mhe_jax.attention.projection import named
 
 
-class MultiMatrixFactorizationAttention(MultiQueryAttention):
+class MultiMatrixFactorizationAttention(Attention):
     """MFA: `Q_h = norm(X W_dq) W_uq[h]`, `K = X W_k`, `V = X W_v`, one key and one value head.
 
     W_dq [M, r], `query_latent`, r = `query_rank`; norm is RMSNorm with a scale [r],
@@ -44,7 +43,9 @@ class MultiMatrixFactorizationAttention(MultiQueryAttention):
     kind: ClassVar[str] = "mfa"
     not_linear: ClassVar[str | None] = "a norm lies between its inputs and its queries"
 
-    nearest = Attention.nearest  # not as mqa
+    @property
+    def kv_heads(self) -> int:
+        return 1
 
     @property
     def one_source(self) -> bool:

@@ -123,10 +123,12 @@ class MHEAddAttention(MultipleHeadEmbeddingAttention):
 
     Folded: in `q·(k_j + e_k)`, e_k adds the same number for all keys j of a query, which softmax
     cancels, so e_k drops out and its gradient is 0; the weights sum to one, so e_v is added to the
-    head's output (times the weight sum under dropout, 0 for a query without keys).
+    head's output (times the weight sum under dropout, 0 for a query without keys). A bias of
+    keys drops out likewise (Namazifar et al. 2023, arXiv 2302.08626).
 
     Shared: what remains of a head's own scores is a bias on the keys, `e_q[h]·k_j / √D`, so softmax
-    factors and one score matrix serves all heads.
+    factors and one score matrix serves all heads. Transformer-XL (Dai et al. 2019, arXiv
+    1901.02860) has such a bias, with queries and keys for each head.
 
     With `rotary` neither holds: with R the rotation by the distance, `(q + e_q)ᵀ R e_k` differs
     from key to key, and `e_qᵀ R k_j` from query to query. The form is `materialized`, and e_k is

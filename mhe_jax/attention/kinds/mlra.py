@@ -37,7 +37,7 @@ class MultiHeadLowRankAttention(MultiHeadLatentAttention):
     Raises:
       ValueError: b does not divide G, or G/b the heads, or G does not divide r.
 
-    Source: "Multi-head Low-Rank Attention", arXiv 2603.02188.
+    Source: Liu et al. 2026, "Multi-Head Low-Rank Attention", arXiv 2603.02188.
     """
 
     kernel_init: Callable = nn.initializers.normal(0.02)

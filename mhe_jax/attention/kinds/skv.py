@@ -30,7 +30,8 @@ class SharedKeyValueAttention(OneArrayAttention):
     W_q, W_kv [M, H, D], W_o [H, D, M]. Parameters 3M², cached numbers per token HD. Where
     `inputs_v` is given, values are its projection by the same W_kv; with `decode`, whose cache has
     one array for both, `inputs_v` is refused. With `rotary` keys are rotated as they are read from
-    the cache, and values are not. Xue & Aletras 2023, section 4.
+    the cache, and values are not. Xue & Aletras 2023, section 4; with up to 1.2 billion parameters,
+    Kayyam et al. 2026, arXiv 2606.04032.
     """
 
     kind: ClassVar[str] = "skv"

@@ -143,30 +143,32 @@ def in_groups(
     mean: bool = False,
     values: bool = True,
 ) -> tuple[Heads, Scores]:
-    """The heads in an order in which neighbours share (or, for scores, have the `mean`) best."""
+    """The heads in an order in which neighbours share (or, for scores, have the `mean`) best.
+
+    Scores are of the given rank, values as wide as the heads'.
+    """
     scores = Scores(heads, moments, use_bias)
     if groups in (1, len(heads.out)):
         return heads, scores
     size = float(np.sum(scores.forms**2))
     costs = [sharing_mean(scores.rest, rank, size) if mean else sharing(scores.forms, rank)]
-    costs += [sharing(scores.maps.swapaxes(1, 2), rank)] * values
+    costs += [sharing(scores.maps.swapaxes(1, 2), heads.out.shape[1])] * values
     order = group(len(heads.out), groups, lambda own: sum(cost(own) for cost in costs))
     query, key, value, out = (x[order] for x in (heads.query, heads.key, heads.value, heads.out))
     heads = Heads(query, key, value, out, heads.bias)
     return heads, Scores(heads, moments, use_bias)
 
 
-def own_heads(heads: Heads, moments: Moments) -> Parameters:
-    """Every head as it is, where the scores are no wider than D; else the best of rank D."""
-    S, D = heads.query.shape[-1], heads.out.shape[1]
-    query, key = heads.query, heads.key[:, :-1]
-    if S > D:
+def own_heads(heads: Heads, moments: Moments, rank: int) -> Parameters:
+    """Every head as it is, where scores are no wider than `rank`; else the best of that rank."""
+    S, query, key = heads.query.shape[-1], heads.query, heads.key[:, :-1]
+    if rank < S:
         scores = Scores(heads, moments, use_bias=True)
-        pairs = [pair(form[None], D, scores) for form in scores.forms]
+        pairs = [pair(form[None], rank, scores) for form in scores.forms]
         query = np.concatenate([np.concatenate([q, b[:, None]], 1) for q, b, _ in pairs])
         key = np.stack([found for _, _, found in pairs])
-    elif S < D:
-        query, key = filled(query * (D / S) ** 0.5, key, D)
+    elif rank > S:
+        query, key = filled(query * (rank / S) ** 0.5, key, rank)
     return own_values(heads) | {
         "query": {"kernel": query[:, :-1].swapaxes(0, 1), "bias": query[:, -1]},
         "key": {"kernel": key.swapaxes(0, 1)},
@@ -177,15 +179,14 @@ def own_values(heads: Heads) -> Parameters:
     return {"value": {"kernel": heads.value[:, :-1].swapaxes(0, 1)}, "out": {"kernel": heads.out}}
 
 
-def shared_heads(heads: Heads, moments: Moments, K: int, use_bias: bool) -> Parameters:
+def shared_heads(heads: Heads, moments: Moments, K: int, rank: int, use_bias: bool) -> Parameters:
     """Queries of each head, and for a group the best common rows of forms and columns of maps."""
-    D = heads.out.shape[1]
     if len(heads.out) == K:
-        return own_heads(heads, moments)
-    _, scores = in_groups(heads, moments, use_bias, K, D)
-    pairs = [pair(one, D, scores) for one in np.split(scores.forms, K)]
+        return own_heads(heads, moments, rank)
+    _, scores = in_groups(heads, moments, use_bias, K, rank)
+    pairs = [pair(one, rank, scores) for one in np.split(scores.forms, K)]
     query, bias, key = zip(*pairs, strict=True)
-    return shared_values(scores, K, D) | {
+    return shared_values(scores, K, heads.out.shape[1]) | {
         "query": {"kernel": np.concatenate(query).swapaxes(0, 1), "bias": np.concatenate(bias)},
         "key": {"kernel": np.stack(key, 1)},
     }

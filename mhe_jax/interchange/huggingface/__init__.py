@@ -164,7 +164,8 @@ def generation(config: Config, special: Mapping[int, int]) -> dict[str, Any]:
         found |= {"do_sample": True, "temperature": e.temperature, **cut}
     if config.task == "translation":
         found |= {"decoder_start_token_id": special[BOS], "num_beams": e.beam_size}
-        found["max_length"] = config.model.max_length
-        if not e.length_penalty:  # which is another formula there, and not 0 by default
-            found["length_penalty"] = 0.0
+        # There bos counts; n^penalty divides, not ((5 + n) / 6)^penalty; and a search that is not
+        # told "never" ends before a longer translation could be the better one.
+        found["max_length"] = config.model.max_length + 1
+        found |= {"length_penalty": e.length_penalty, "early_stopping": "never"}
     return found

@@ -20,6 +20,7 @@ from mhe_jax.config import EvaluationConfig, InputError
 from mhe_jax.config.data import BOS, EOS, MASK, PAD, UNK
 from mhe_jax.data import JsonTokenizer, open_source, train_tokenizer
 from mhe_jax.data.tokenizer import SPACE
+from mhe_jax.interchange import transformers
 from mhe_jax.interchange.huggingface import OURS, convert, generation, numbering, write_files
 from mhe_jax.interchange.huggingface.reading import read
 from mhe_jax.interchange.huggingface.tokenizer import tokenizer_json, write_tokenizer
@@ -83,6 +84,7 @@ def test_out_and_in_is_the_same_bit_for_bit(task, kind, fields, tokenizer, tmp_p
         ("lm", "sha", {}),
         ("lm", "mhe_add", {"attention__use_bias": True}),
         ("lm", "mva", {"attention__qkv_features": 8, "attention__score_features": 3}),
+        ("lm", "mha", {"attention__score_features": 8}),
         ("lm", "gta", {"attention__num_kv_heads": 1}),
         ("lm", "skv", {"positions": "sinusoidal", "tie_embeddings": False}),
         ("lm", "mhe_mul", {"attention__qkv_features": 8}),
@@ -108,6 +110,15 @@ def test_out_and_in_is_the_same_function(task, kind, fields, tokenizer, tmp_path
     expected = apply(config, params, *rows)[..., :400]
     np.testing.assert_allclose(apply(found, back, *rows), expected, atol=1e-4, rtol=0)
     assert np.abs(expected).max() > 1
+
+
+def test_mva_without_its_key_bias_is_written_as_plain_heads():
+    """Of the model's own class, which has a key bias, its weights would be drawn at random."""
+    for bias, kind in ((None, "mva"), (False, "heads")):
+        config = model_config("lm", "mva", attention__use_key_bias=bias)
+        tensors, values = transformers.convert(config, random_params(config))
+        assert values["attention"]["decoder"]["kind"] == kind
+        assert any("key_bias" in name for name in tensors) == (kind == "mva")
 
 
 NOISE = [*("  ", "\t", "🙂", "é", "e\u0301", SPACE, "漢", "\x00", "\u200d", "\u00a0", "</s>")]
@@ -147,6 +158,7 @@ POST, PRE = {"norm_position": "post"}, {"norm_position": "pre"}
         ("lm", "mha", LLAMA | {"num_token_types": 1}, "model.num_token_types is 1: Llama"),
         ("lm", "mhe_add", LLAMA, "kind is 'mhe_add': .* Llama"),
         ("lm", "mva", LLAMA | {"attention__score_features": 4}, "kind is 'mva'"),
+        ("lm", "mha", LLAMA | {"attention__score_features": 8}, "kind is 'mha': .* Llama"),
         ("lm", "mla", LLAMA, "mla"),
         ("lm", "mha", {"positions": "rotary"}, "model.norm is 'layer'"),
         ("mlm", "mha", PRE, "model.norm_position is 'pre': BERT"),
@@ -271,6 +283,11 @@ SAMPLING = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
             {"beam_size": 3, "length_penalty": 0.0, "min_length": 3},
             {"num_beams": 3, "length_penalty": 0.0, "min_new_tokens": 3},
         ),
+        (
+            "translation",
+            {"length_penalty": 0.7},
+            {"num_beams": 5, "length_penalty": 0.7, "min_new_tokens": 1},
+        ),
     ],
 )
 def test_the_search_is_that_of_the_run(task, evaluation, expected):
@@ -280,5 +297,5 @@ def test_the_search_is_that_of_the_run(task, evaluation, expected):
     found = generation(config, OURS)
     ends = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
     if task == "translation":
-        ends |= {"decoder_start_token_id": BOS, "max_length": 13}
+        ends |= {"decoder_start_token_id": BOS, "max_length": 14, "early_stopping": "never"}
     assert found == {**ends, "suppress_tokens": [PAD, UNK, BOS, MASK], **expected}

@@ -1,20 +1,27 @@
 """Runs of ours in transformers by the code that goes with them: by torch and that file alone."""
 
-import json
+import os
+import random
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from small_models import apply, model_config, random_params, tokens_of
+from tiny_runs import KINDS, WORDS, tiny_config
 
+from mhe_jax import tasks
 from mhe_jax.attention.cost import cached_numbers
 from mhe_jax.config import InputError
+from mhe_jax.interchange import export
 from mhe_jax.interchange import transformers as ours
 from mhe_jax.interchange.huggingface import write_files
 from mhe_jax.model.layers import attention_module
+from mhe_jax.training import loop
 
 torch = pytest.importorskip("torch", reason="needs torch and transformers: see `make peers`")
 transformers = pytest.importorskip("transformers")
@@ -44,10 +51,16 @@ def of(model, **inputs):
         return model(**{name: torch.tensor(value).long() for name, value in inputs.items()})
 
 
-def cached(output):
+def cached(output, role="self"):
     """Numbers in the cache of a layer."""
-    layer = output["cache" if "cache" in output else "past_key_values"].layers[0]
+    cache = output["cache" if "cache" in output else "past_key_values"]
+    layer = getattr(cache, f"{role}_attention_cache", cache).layers[0]
     return layer.keys.numel() + layer.values.numel()
+
+
+def loss(logits, labels):
+    """The mean cross-entropy."""
+    return -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], -1).mean()
 
 
 ROTARY = {
@@ -79,8 +92,10 @@ def test_language_models(kind, fields, tmp_path):
     config = model_config("lm", kind, **fields)
     params, tokens = random_params(config), tokens_of(config, (2, 7))
     model = loaded(config, params, tmp_path)
-    theirs = of(model, input_ids=tokens, use_cache=1)
-    np.testing.assert_allclose(theirs.logits, apply(config, params, tokens)[..., :37], atol=1e-4)
+    theirs = of(model, input_ids=tokens, labels=tokens, use_cache=1)
+    wanted = apply(config, params, tokens)[..., :37]
+    np.testing.assert_allclose(theirs.logits, wanted, atol=1e-4)
+    np.testing.assert_allclose(theirs.loss, loss(wanted[:, :-1], tokens[:, 1:]), atol=1e-4)
     numbers = cached_numbers(attention_module(config.model, "decoder"), config.model.features)
     assert cached(theirs) == tokens.size * numbers
     ids, begun = torch.tensor(tokens).long(), tokens
@@ -94,6 +109,21 @@ def test_language_models(kind, fields, tmp_path):
     mask = torch.nn.functional.pad(torch.ones_like(ids), (3, 0))
     left = model.generate(padded, attention_mask=mask, **settings).numpy()
     np.testing.assert_array_equal(left[:, 3:], begun)
+
+
+README = Path(ours.__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize("kind", [*ours.OWN, "mha", "gqa", "mqa", "sha"])
+def test_the_cache_has_as_many_numbers_as_the_readme_says(kind, tmp_path):
+    row = re.search(rf"^\| `{kind}` \|.*= ([\d,]+) \|[^|]*\|$", README.read_text(), re.MULTILINE)
+    assert row
+    size = {"features": 768, "mlp_features": 8, "num_layers": 1, "attention__num_heads": 12}
+    more = {"gqa": {"attention__num_kv_heads": 4}, "mva": {"attention__score_features": None}}
+    config = model_config("lm", kind, **size, **more.get(kind, {}))
+    model = loaded(config, random_params(config), tmp_path)
+    numbers = int(row[1].replace(",", ""))
+    assert cached(of(model, input_ids=[[5]], use_cache=1)) == numbers
 
 
 @pytest.mark.parametrize("kind", ours.OWN)
@@ -123,15 +153,22 @@ def test_encoders(kind, types, tmp_path):
     ids=str,
 )
 def test_translation(kind, fields, tmp_path):
-    """Logits, greedy search against ours, and beams that are no worse than it."""
+    """Logits, the loss, the numbers in both caches, and greedy search against ours."""
     config = model_config("translation", kind, **fields)
     params = random_params(config)
     sources, targets = tokens_of(config, (2, 9)), tokens_of(config, (2, 11), 2)
     sources[1, 6:] = 0
     model = loaded(config, params, tmp_path)
     seen = {"input_ids": sources, "attention_mask": sources > 0}
-    theirs = of(model, **seen, decoder_input_ids=targets).logits
-    np.testing.assert_allclose(theirs, apply(config, params, sources, targets)[..., :37], atol=1e-4)
+    theirs = of(model, **seen, decoder_input_ids=targets, use_cache=1)
+    wanted = apply(config, params, sources, targets)[..., :37]
+    np.testing.assert_allclose(theirs.logits, wanted, atol=1e-4)
+    own, cross = (attention_module(config.model, role) for role in ("decoder", "cross"))
+    for name, module, ids in (("self", own, targets), ("cross", cross, sources)):
+        assert cached(theirs, name) == ids.size * cached_numbers(module, config.model.features)
+    shifted = np.concatenate([np.full((2, 1), 2), targets[:, :-1]], 1)
+    wanted = loss(apply(config, params, sources, shifted)[..., :37], targets)
+    np.testing.assert_allclose(of(model, **seen, labels=targets).loss, wanted, atol=1e-4)
     given = {name: torch.tensor(value).long() for name, value in seen.items()}
     settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     begun = np.full((2, 1), 2)
@@ -139,43 +176,111 @@ def test_translation(kind, fields, tmp_path):
         best = np.asarray(apply(config, params, sources, begun)[:, -1, :37]).argmax(-1)
         begun = np.concatenate([begun, best[:, None]], 1)
     np.testing.assert_array_equal(model.generate(**given, **settings).numpy(), begun)
-    beams = model.generate(**given, **settings, num_beams=3, length_penalty=0.0).numpy()
-
-    def score(rows):
-        logits = apply(config, params, sources, rows[:, :-1])[..., :37]
-        return np.take_along_axis(jax.nn.log_softmax(logits), rows[:, 1:, None], -1).sum((1, 2))
-
-    assert (score(beams) >= score(begun) - 1e-4).all()
 
 
-def test_scores_far_apart_fall_back_to_a_softmax_for_each_head():
-    sys.path.insert(0, str(ours.MODELING.parent))
-    try:
-        from modeling_mhe import shared_attention
-    finally:
-        sys.path.pop(0)
-    query, key, value = (torch.randn(1, 1, 5, 8) for _ in range(3))
-    bias = torch.tensor([[[0.0, -200.0, -210.0, 50.0, 0.0], [0.0] * 5]])
-    seen = torch.ones(5, 5).tril().bool()[None, None]
-    seen[..., 3, :] = torch.tensor([False, True, True, False, False])
+@pytest.mark.parametrize("kind", [*ours.OWN, "gqa"])
+def test_beams_find_our_translations(kind, tmp_path, load):
+    """By the search that the files ask for, with scores, where no translation is cut off."""
+    draw = random.Random(1)
+    sources = [" ".join(draw.choices(WORDS, k=draw.randint(1, 7))) for _ in range(400)]
+    pairs = [f"{source}\t{' '.join(reversed(source.split()))}\n" for source in sources]
+    (tmp_path / "pairs.tsv").write_text("".join(pairs))
+    fields = {f"model.attention.{name}": value for name, value in KINDS[kind].items()}
+    fields |= {"model.max_length": 40, "evaluation.extra_length": 24, "evaluation.beam_size": 4}
+    fields |= {"train.num_steps": 80, "train.checkpoint_every": 80, "optimizer.warmup_steps": 20}
+    fields |= {"optimizer.learning_rate": 1e-2, "data.tokens_per_batch": 512}
+    fields["model.attention.kind"] = kind
+    run = tmp_path / "run"
+    loop.train(tiny_config("translation", tmp_path, run, **fields), jax.devices()[:1])
+    export(run, tmp_path / "out", "transformers")
+    texts = sources[:100]
+    found = load(run).translate(texts, details=True)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path / "out", trust_remote_code=True
+    ).eval()
+    given = tokenizer(texts, return_tensors="pt", padding=True, truncation=True)
+    limits = given["attention_mask"].sum(1).tolist()
+    assert all(len(one.tokens) < n + 24 for one, n in zip(found, limits, strict=True))
+    more = {"return_dict_in_generate": True, "output_scores": True}
+    theirs = model.generate(**given, **more)
+    assert tokenizer.batch_decode(theirs.sequences, skip_special_tokens=True) == [
+        one.text for one in found
+    ]
+    scores = [one.score for one in found]
+    np.testing.assert_allclose(theirs.sequences_scores, scores, rtol=0, atol=1e-4)
+    # Beams matter: greedy search finds others.
+    greedy = model.generate(**given, num_beams=1)
+    greedy = tokenizer.batch_decode(greedy, skip_special_tokens=True)
+    assert len({one.text for one in found}) > 30
+    assert sum(a != one.text for a, one in zip(greedy, found, strict=True)) > 9
+
+
+@pytest.mark.parametrize("highest", [3.0, 50.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_shared_scores(highest, causal, monkeypatch):
+    """In blocks of queries, with and without the fallback to a softmax for each head."""
+    monkeypatch.syspath_prepend(str(ours.MODELING.parent))
+    import modeling_mhe  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(modeling_mhe, "BLOCK", 2)
+    query, key = (torch.randn(1, 2, n, 8) for n in (5, 7))
+    value = torch.randn(1, 4, 7, 3)
+    bias = torch.randn(1, 4, 7) + torch.tensor([0.0, -4 * highest, -4 * highest, 0, highest, 0, 0])
+    seen = torch.ones(5, 7).tril(2 if causal else 7).bool()[None, None].clone()
+    seen[..., 3, :] = torch.tensor([False, True, True, False, False, False, False])
     seen[..., 4, :] = False
-    found = shared_attention(query, key, value, bias, seen)
-    scores = (query @ key.transpose(-1, -2)).double() / 8**0.5 + bias[:, :, None]
+    found = modeling_mhe.shared_attention(query, key, value, bias, seen, causal)
+    scores = (query @ key.transpose(-1, -2)).double() / 8**0.5
+    scores = scores.repeat_interleave(2, 1) + bias[:, :, None]
     weights = torch.softmax(scores.masked_fill(~seen, -torch.inf)[..., :4, :], -1)
-    np.testing.assert_allclose(found[..., :4, :], (weights @ value.double()), rtol=1e-4, atol=1e-5)
-    assert not found[..., 4, :].any()
+    wanted = (weights @ value.double()).transpose(1, 2)
+    np.testing.assert_allclose(found[:, :4], wanted, rtol=1e-4, atol=1e-5)
+    assert not found[:, 4].any()
 
 
-def test_the_file_needs_torch_and_transformers_alone(tmp_path):
-    config = model_config("lm", "mva")
-    written(config, random_params(config), tmp_path)
-    code = (
-        "import sys; sys.modules['jax'] = sys.modules['mhe_jax'] = None\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "AutoModelForCausalLM.from_pretrained('.', trust_remote_code=True)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    assert json.loads((tmp_path / "config.json").read_bytes())["auto_map"]
+# The example of the card, where all that belongs to mhe_jax cannot be imported.
+ALONE = """
+import sys
+for name in {needless}:
+    sys.modules[name] = None
+import torch
+{example}
+ids = tokenizer("the small dog runs", return_tensors="pt")
+more = {{"decoder_input_ids": ids["input_ids"]}} if model.config.is_encoder_decoder else {{}}
+with torch.no_grad():
+    logits = model(**ids, **more).logits
+torch.save([ids["input_ids"].tolist(), logits.tolist()], "found")
+"""
+NEEDLESS = (
+    *("mhe_jax", "jax", "jaxlib", "flax", "optax", "orbax", "chex", "grain", "sacrebleu"),
+    *("sentencepiece", "tensorflow", "tensorflow_datasets", "ctranslate2", "ml_dtypes"),
+)
+
+
+@pytest.mark.parametrize("task", ours.CLASSES)
+def test_torch_and_transformers_alone_give_the_logits(task, run_of, load, tmp_path):
+    """In an empty directory, where the files have not been before."""
+    run = run_of(task, **{"model.attention.kind": "mva"})
+    export(run, tmp_path / "out", "transformers")
+    empty, own = tmp_path / "empty", tmp_path / "own"
+    empty.mkdir()
+    homes = {name: str(own / name) for name in ("HOME", "HF_HOME", "HF_MODULES_CACHE")}
+    card = (tmp_path / "out" / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    example = example.replace("DIRECTORY", str(tmp_path / "out"))
+    code = ALONE.format(needless=NEEDLESS, example=example)
+    how = {"cwd": empty, "env": os.environ | homes | {"HF_HUB_OFFLINE": "1"}, "check": True}
+    subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, **how)
+    ids, logits = torch.load(empty / "found")
+    loaded = load(run)
+    assert loaded.tokenizer.encode("the small dog runs") == [i for i in ids[0] if i not in (2, 3)]
+    tokens = np.array(ids, np.int32)
+    positions = np.arange(tokens.shape[1])[None]
+    given = {"lm": (), "mlm": (positions,), "translation": (tokens,)}[task]
+    model = tasks.of(loaded.config).model(loaded.config.model)
+    wanted = np.asarray(model.apply({"params": loaded.params}, tokens, *given))
+    np.testing.assert_allclose(logits, wanted[..., : len(logits[0][0])], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ Where the scores of heads differ only by a bias on the keys, `s[t, j] + b[h, j]`
 so that all outputs are one matrix product of E with H·E columns `w[h] ⊙ v[h]`, and all denominators
 one with H columns w. m[t] is the maximum over the keys that query t sees, c[h] over the keys that
 any query sees; both cancel, and no gradient goes through them. The Attention Free Transformer (Zhai
-et al. 2021, arXiv 2105.14103) is close: its weights exp(K[j] + w[t, j]) factor in the same way.
+et al. 2021, arXiv 2105.14103) is close: its weights exp(K[j] + w[t, j]) factor in the same way. So
+do the decays of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060), without softmax.
 
 What is guaranteed. Let the spread of a head be `max_j b[h, j] - min_j b[h, j]` plus the logarithm
 of the largest `max_e |v[j, h, e]|` over the smallest that is not 0, over keys that some query sees.
@@ -64,12 +65,13 @@ class Way(NamedTuple):
     # (static, kept, q, b) to the output; None where `forward` gives it.
     output: Callable | None = None
     few_rows: bool = False  # at a time, on a CPU
+    skips: bool = False  # keys past `Mask.lengths`, which need not be known before it runs
 
 
 def attend(
     way: Way, query, key, value, key_bias, mask: Mask, options, scale: float, prepare=None
 ) -> tuple[jax.Array, jax.Array]:
-    """See `engines.attend`; `prepare(static, q, k, v, b)` gives the `static` that `way` takes."""
+    """See `engines.attend`; `prepare(static, q, k, v, b, mask)` makes the `static` of `way`."""
     B, T, S = *query.shape[:2], key.shape[1]
     static = Static(scale, 1.0 - options.dropout_rate, options.precision)
     key_bias = key_bias.astype(np.promote_types(query.dtype, jnp.float32))
@@ -81,10 +83,10 @@ def attend(
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], -1)
 
     def run(*call):
-        own = static if prepare is None else prepare(static, *call[:4])
+        own = static if prepare is None else prepare(static, *call[:4], call[4].mask)
         return _softmax(way, own, *varying(call, call))
 
-    output = over_rows(run, query, key, value, key_bias, seen)
+    output = over_rows(run, query, key, value, key_bias, seen, way.skips)
     if options.dropout_rate > 0:
         return output[..., :-1], output[..., -1:]
     return output, mask.row_has_key(T, S, output.dtype)

@@ -207,9 +207,11 @@ def gradient(sizes: Sizes, q, k, columns, marks: Marks, saved, dsums):
         own = jax.tree.map(lambda x, part=part: x[:, part] if _of_queries(x) else x, marks)
         dq = _float32(rows, min(most, T - first), D)
         grid = Grid(sizes._replace(first=first), rows, dq.shape[1], k.shape[1], keys_first=True)
+        # One kernel after the other: what each gives for all keys is large.
+        own_q, of_keys = jax.lax.optimization_barrier((q[:, part], of_keys))
         more = [(x[:, part], grid.queries(x)) for x in (saved, dsums)]
         outputs = (dq, grid.all_queries(dq)), *((x, grid.keys(x)) for x in (dk, dcolumns))
-        found = _call(_gradient_kernel, grid, q[:, part], k, columns, own, more, outputs)
+        found = _call(_gradient_kernel, grid, own_q, k, columns, own, more, outputs)
         of_queries.append(found[0])
         of_keys = jax.tree.map(jnp.add, of_keys, found[1:]) if of_keys else found[1:]
     return jnp.concatenate(of_queries, 1), *of_keys

@@ -13,6 +13,7 @@ bfloat16 holds: with w = w₁ + w₂ and d = d₁ + d₂ + d₃,
 
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from mhe_jax.attention.engines import shared, splash
@@ -35,6 +36,8 @@ WIDE_BLOCK = 1024
 WIDE_BYTES = 6 * 2**20
 FORWARD_BLOCKS = (2048, 1024)
 FORWARD_BYTES = 14 * 2**20
+# Keys whose gradients, of all columns in float32, are in memory at a time.
+BAND = 2**15
 
 
 def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
@@ -46,11 +49,11 @@ def refusal(query, key, value, key_bias, mask: Mask, options) -> str | None:
 
 def attend(query, key, value, key_bias, mask, options, *, scale, blocks=None, interpret=False):
     """See `engines.attend`; `interpret` runs the kernels on any device, slowly."""
-    prepare = functools.partial(sizes_of, mask, blocks, interpret)
+    prepare = functools.partial(sizes_of, blocks, interpret)
     return shared.attend(WAY, query, key, value, key_bias, mask, options, scale, prepare)
 
 
-def sizes_of(mask: Mask, blocks, interpret, static: Static, q, k, v, b) -> Sizes:
+def sizes_of(blocks, interpret, static: Static, q, k, v, b, mask: Mask) -> Sizes:
     (T, D), (S, R), E = q.shape[1:], b.shape[1:], v.shape[-1]
     heads = -(-R // -(-R * (E + PARTS) // GROUP_WIDTH))
     values, weights = round_up(heads * E, LANES), round_up(PARTS * heads + 1, LANES)
@@ -87,8 +90,8 @@ def sizes_of(mask: Mask, blocks, interpret, static: Static, q, k, v, b) -> Sizes
 
 def _forward(sizes: Sizes, q, k, values: Values, b, seen: Seen):
     """The output [N·C, T, X] in float32, and what else the kernel saves for its gradient."""
-    *_, inputs = _inputs(sizes, q, k, values, b, seen)
-    output, saved = kernels.forward(sizes, *inputs)
+    w, columns = _columns(values, q, b, seen)
+    output, saved = kernels.forward(sizes, *_inputs(sizes, q, k, w, columns, seen))
     output = times_power(output, _powers(sizes, values, b.shape[2])) / sizes.keep
     # In the layout of the kernels: by heads it would be padded to twice the size and more.
     return None, (output, saved)
@@ -113,7 +116,7 @@ def _powers(sizes, values, R):
 
 def _gradient(sizes: Sizes, q, k, v, values: Values, b, seen: Seen, kept, cotangent):
     (N, T, _), (_, S, R), (output, saved) = q.shape, b.shape, kept
-    w, columns, inputs = _inputs(sizes, q, k, values, b, seen)
+    w, columns = _columns(values, q, b, seen)
     into, back = shared.cotangent_powers(values, cotangent)
     sums = _weights_of(sizes, saved, T, R)
     denominator = sums[0] + sums[1]
@@ -125,31 +128,55 @@ def _gradient(sizes: Sizes, q, k, v, values: Values, b, seen: Seen, kept, cotang
     of_d = -(of_n * _heads_of(sizes, output, T, R)).sum(-1)
     of_d = [part for part in parts(of_d, PARTS // 2) for _ in range(2)]
     dsums = pad(_side_by_side(sizes, of_n, of_d), saved.shape[1])
-    dq, dk, dcolumns = kernels.gradient(sizes, *inputs, saved, dsums)
 
     def summed(x, length, width):
         x = x[:, :length].reshape(N, sizes.groups, length, -1).sum(1)[..., :width]
         return times_any_power(x, back[..., 0])
 
-    dq, dk = summed(sizes.scale * dq, T, q.shape[2]), summed(dk, S, k.shape[2])
-    dw = sum(_weights_of(sizes, dcolumns, S, R)[::2])
-    dcolumns = _heads_of(sizes, dcolumns, S, R)
-    db = times_any_power((dcolumns * columns).sum(-1) + w * dw, back[..., 0])
-    dv = dcolumns * w[..., None]
-    dv = times_any_power(dv.sum(2, keepdims=True) if v.shape[2] == 1 else dv, -into)
-    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), db
+    def of_band(first, stop, start):
+        """Gradients of the queries from `start` on, and of the keys [first, stop)."""
+        here = seen if stop - first == S else seen.block(start, T - start, stop, first)
+        before, after = here.mask.static_bounds()
+        own = sizes._replace(keys=stop - first, before=before, after=after)
+        band = slice(first, stop)
+        weights, values = w[:, band], columns[:, band]
+        inputs = _inputs(own, q[:, start:], k[:, band], weights, values, here)
+        dq, dk, dcolumns = kernels.gradient(own, *inputs, saved[:, start:], dsums[:, start:])
+        dq, dk = summed(sizes.scale * dq, T - start, q.shape[2]), summed(dk, own.keys, k.shape[2])
+        dw = sum(_weights_of(own, dcolumns, own.keys, R)[::2])
+        dcolumns = _heads_of(own, dcolumns, own.keys, R)
+        db = times_any_power((dcolumns * values).sum(-1) + weights * dw, back[..., 0])
+        dv = dcolumns * weights[..., None]
+        dv = times_any_power(dv.sum(2, keepdims=True) if v.shape[2] == 1 else dv, -into)
+        return dq, (dk.astype(k.dtype), dv.astype(v.dtype), db)
+
+    dq, of_keys = jnp.zeros(q.shape, jnp.float32), []
+    for first in range(0, S, BAND):
+        start = 0 if sizes.after is None else min(max(first - sizes.after, 0), T - 1)
+        start = start // sizes.block_queries * sizes.block_queries
+        # One band after the other, as each needs much memory.
+        dsums, of_keys = jax.lax.optimization_barrier((dsums, of_keys))
+        more, found = of_band(first, min(first + BAND, S), start)
+        dq = dq.at[:, start:].add(more) if S > BAND else more
+        of_keys.append(found)
+    dk, dv, db = jax.tree.map(lambda *bands: jnp.concatenate(bands, 1), *of_keys)
+    return dq.astype(q.dtype), dk, dv, db
 
 
-def _inputs(sizes, q, k, values, b, seen):
-    """w [N, S, R], the columns of values [N, S, R, E], and the inputs of all kernels."""
+def _columns(values, q, b, seen):
+    """w [N, S, R], and the columns of values [N, S, R, E]."""
+    w, columns = shared.columns_of(values, q, b, seen)
+    return w, columns.reshape(*w.shape, -1)
+
+
+def _inputs(sizes, q, k, w, columns, seen):
+    """The inputs of all kernels."""
     T, S = round_up(q.shape[1], sizes.block_queries), round_up(sizes.keys, sizes.block_keys)
     D = round_up(q.shape[2], LANES)
-    w, columns = shared.columns_of(values, q, b, seen)
-    columns = columns.reshape(*w.shape, -1)
     laid = _side_by_side(sizes, columns, parts(w, 2) * (PARTS // 2))
     scaled = q * jnp.asarray(sizes.scale, q.dtype)
     marks = _marks(sizes, seen, q.shape[1], T, S)
-    return w, columns, (pad(scaled, T, D), pad(k, S, D), pad(laid, S), marks)
+    return pad(scaled, T, D), pad(k, S, D), pad(laid, S), marks
 
 
 def _marks(sizes, seen: Seen, queries: int, T: int, S: int) -> Marks:
@@ -217,4 +244,4 @@ def _weights_of(sizes, x, L, R):
     return [part[:, :, :R] for part in x]
 
 
-WAY = Way(_forward, _gradient, _placed, _output)
+WAY = Way(_forward, _gradient, _placed, _output, skips=True)
