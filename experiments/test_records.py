@@ -138,7 +138,7 @@ def test_uptraining():
 
 def test_atlas():
     tables, text = atlas.page(HERE / "atlas/records"), page("atlas")
-    assert len(tables) == 9
+    assert len(tables) == 10
     for title, table in tables.items():
         assert f"### {title}\n" in text
         assert not missing(table, text)
