@@ -30,7 +30,7 @@ BLOCK = 512
 # A block has keys, values, and weights twice (their sums are saved), at five bytes per bfloat16 and
 # seven per float32: a kernel, with two buffers for each array, fits the 16 MiB that every chip has.
 BLOCK_BYTES = 2**22
-# More keys, within more bytes, where a mask leaves none out and no dropout is drawn (docs/fit.md).
+# More keys, within more bytes, where a mask leaves none out and no dropout is drawn.
 # The forward kernel gains the most, and has less in memory.
 WIDE_BLOCK = 1024
 WIDE_BYTES = 6 * 2**20
