@@ -25,8 +25,8 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "experiments/README.md": "experiments/index.md",
 } | {
-    f"experiments/{path.parent.name}/README.md": f"experiments/{path.parent.name}.md"
-    for path in sorted((ROOT / "experiments").glob("*/README.md"))
+    (place := f"experiments/{path.parent.name}/{path.name}"): place.replace("/README", "")
+    for path in sorted((ROOT / "experiments").glob("*/*.md"))
 }
 NOTEBOOKS = {
     f"docs/notebooks/{path.name}": f"notebooks/{path.stem}.md"
@@ -61,9 +61,18 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
 
 
 def notebook(text: str) -> str:
-    """The cells of a notebook as one page, code in fences."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
-    parts = (code if kind == "markdown" else f"```python\n{code}\n```" for kind, code in cells)
+    """The cells of a notebook as one page, code in fences, each with its outputs below."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if image := data.get("image/png"):
+                image = "".join(image).replace("\n", "")
+                parts.append(f"![What the cell draws](data:image/png;base64,{image})")
+            elif said := "".join(output.get("text") or data.get("text/plain", ())):
+                parts.append(f"```text\n{said.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 

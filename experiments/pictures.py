@@ -2,9 +2,12 @@
 
     python experiments/pictures.py        # writes docs/images/translation.svg and the others
 
-Of translation each kind has the learning rate with the best validation loss of seed 0.
+Of translation each kind has the learning rate with the best validation loss of seed 0. The
+background is white, for pages that are dark, and text is 9 points or more of a picture 4.8 inches
+wide, for those that are narrow.
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,19 +16,32 @@ sys.path.insert(0, str(ROOT := Path(__file__).parents[1]))
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+from matplotlib.transforms import Bbox
 
 from experiments import runs
-from experiments.atlas.cases import TASKS, WIDE, Case, base_of, models
+from experiments.atlas.cases import TASKS, Case, base_of, models, stages
 from experiments.atlas.sizes import changed
-from experiments.atlas.tables import DECIDES, MHA, Lines, lines_of, measured, with_error
+from experiments.atlas.tables import DECIDES, MHA, lines_of, measured, with_error
 from experiments.paper.paper import RATES, TRANSLATION
 from experiments.uptraining.uptraining import NAMES
-from mhe_jax.report.report import front
 from mhe_jax.tasks.cost import cached_numbers
 
 HERE, IMAGES = ROOT / "experiments", ROOT / "docs" / "images"
-ABOUT = {"lm": "A language model on WikiText-2", "translation": "Translation on Multi30k"}
+RECORDS = HERE / "atlas" / "records"
+ABOUT = {"lm": "A small language model", "translation": "Translation"}
 SCORE = {"lm": "validation loss", "translation": "BLEU"}
+COLORS = {"mha": "#1d4ed8", "mva": "#c2410c"}  # by what a name begins with; others are grey
+GREY = "#6b7280"
+WIDER = Case("limits", "mha, 2 heads")
+LINE = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3}
+# Where a name may stand beside its mark, in points: the nearest place that is free.
+AROUND = [
+    (far * math.cos(turn * math.pi / 4), far * math.sin(turn * math.pi / 4))
+    for far in (8, 16, 26, 38)
+    for turn in (0, 4, 2, 6, 1, 7, 3, 5)
+]
+AFTER = [(16.0, -11.0 * step) for step in range(9)]
 
 
 class Point(NamedTuple):
@@ -33,41 +49,69 @@ class Point(NamedTuple):
     x: float
     y: float
     error: float | None  # None: one seed
+    hollow: bool = False
+
+    @property
+    def color(self) -> str:
+        return COLORS.get(self.name[:3], GREY)
 
 
-def new_axes(title: str, note: str, x: str, y: str) -> Any:
+def new_axes(title: str, x: str, y: str) -> Any:
     matplotlib.rcParams.update({"svg.hashsalt": "mhe_jax", "svg.fonttype": "none"})
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot(title=f"{title}\n{note}", xlabel=x, ylabel=y)
-    axes.title.set_fontsize("medium")
+    figure = Figure(figsize=(4.8, 3.9), layout="constrained")
+    layout: Any = figure.get_layout_engine()
+    layout.set(w_pad=0.1, h_pad=0.1)
+    axes = figure.add_subplot(title=title, xlabel=x, ylabel=y)
+    axes.title.set_fontsize(11)
+    axes.tick_params(labelsize=9)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
 def mark(axes: Any, point: Point, color: str, size: float = 6) -> None:
-    """With the bar of its error; hollow where it has one seed."""
-    fill = "white" if point.error is None else color
-    look = {"color": color, "markerfacecolor": fill, "markersize": size}
-    axes.errorbar(point.x, point.y, yerr=point.error, fmt="o", **look)
+    """On the band of its error."""
+    if point.error is not None:
+        ends = [point.y - point.error, point.y + point.error]
+        axes.plot([point.x] * 2, ends, color=color, alpha=0.3, linewidth=5, solid_capstyle="butt")
+    fill = "white" if point.hollow else color
+    axes.plot(point.x, point.y, "o", color=color, markerfacecolor=fill, markersize=size)
 
 
-def label(axes: Any, points: list[Point], left: float | None = None, **colors: str) -> None:
-    """Names to the right of their marks, or all at `left`; each below one that is in the way."""
+def label(axes: Any, points: list[Point], places: list[tuple[float, float]], colors: Any) -> None:
+    """Names beside their marks, clear of all marks and names; a line leads to one farther off."""
     axes.figure.draw_without_rendering()  # lays it out
-    placed: list[tuple[float, float]] = []
+
+    def put(point: Point, place: tuple[float, float]) -> Any:
+        side = "center" if abs(place[0]) < 1 else "left" if place[0] > 0 else "right"
+        where = {"xytext": place, "textcoords": "offset points", "ha": side, "va": "center"}
+        look: dict[str, Any] = {"fontsize": 9, "color": colors(point)}
+        if math.hypot(*place) > 15:
+            start = {"left": 0, "center": 0.5, "right": 1}[side]
+            look["arrowprops"] = LINE | {"relpos": (start, 0.5)}
+        return axes.annotate(point.name, (point.x, point.y), **where, **look)
+
+    def box(point: Point, place: tuple[float, float]) -> Bbox:
+        text = put(point, place)
+        text.arrowprops = text.arrow_patch = None  # of the name alone
+        found = Bbox(text.get_window_extent().get_points())
+        text.remove()
+        return found
+
+    taken = []
+    for p in points:
+        ends = [(p.x, p.y - (p.error or 0)), (p.x, p.y + (p.error or 0))]
+        taken.append(Bbox(axes.transData.transform(ends)).padded(4))
     for point in sorted(points, key=lambda p: -p.y):
-        at = point.x if left is None else left
-        across, up = axes.transData.transform((at, point.y))
-        wide = 6 * max(len(p.name) for p in points)
-        for other, height in sorted(placed, key=lambda place: -place[1]):
-            if abs(other - across) < wide and abs(height - up) < 12:
-                up = height - 12
-        placed.append((across, up))
-        place = axes.transData.inverted().transform((across, up))
-        where = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
-        color = colors.get(point.name, "black")
-        axes.annotate(point.name, place, fontsize="small", color=color, **where)
+
+        def cost(place: tuple[float, float], point: Point = point) -> int:
+            own = box(point, place)
+            inside = axes.bbox.x0 < own.x0 and own.x1 < axes.bbox.x1 and axes.bbox.y0 < own.y0
+            return sum(own.overlaps(other) for other in taken) + 100 * (not inside)
+
+        place = min(places, key=cost)
+        taken.append(box(point, place))
+        put(point, place)
 
 
 def save(axes: Any, name: str) -> None:
@@ -83,60 +127,71 @@ def of_translation() -> list[Point]:
         files = sorted(records.glob(f"{name},{rate},seed=*/eval_test.json"))
         scores = [runs.read(file) for file in files]
         bleu = runs.mean_and_deviation([score["bleu"] for score in scores])
-        found.append(Point(name, scores[0]["parameters"]["attention"] / 1e6, *bleu))
+        found.append(
+            Point(name, scores[0]["parameters"]["attention"] / 1e6, *bleu, bleu[1] is None)
+        )
     return found
 
 
 def translation() -> None:
-    note = "Test 2016, small model, 2,100 steps. Bars: ± over three seeds; hollow: one seed."
-    about = "Multi30k, English to German: BLEU against attention parameters"
-    axes, found = new_axes(about, note, "attention parameters, millions", "BLEU"), of_translation()
+    title = "Translation, with the same layers"
+    x, y = (
+        "attention parameters, millions (← fewer)",
+        "BLEU (better →)",
+    )
+    axes, found = new_axes(title, x, y), of_translation()
     for point in found:
-        mark(axes, point, "#c2410c" if point.name.startswith("mhe") else "#3f51b5")
-    label(axes, found)
+        mark(axes, point, point.color)
     axes.margins(x=0.15)
+    label(axes, found, AROUND, lambda point: point.color)
     save(axes, "translation.svg")
 
 
-def of_atlas(lines: Lines, task: str) -> list[Point]:
-    """Scores of `mha` and of models of as many parameters, if their seeds are done, and caches."""
-    cases = {"mha": MHA, "mha, deeper": Case("depth", "mha")}
-    cases |= {name: Case("limits", name) for name in WIDE}
-    for regime, more in (("depth", ""), ("width", ", wider MLP")):
-        cases |= {kind + more: Case(regime, kind) for kind in models(task)[regime] if kind != "mha"}
-    found = []
-    for name, case in cases.items():
-        own = measured(lines, case)
-        values = own.values(DECIDES[task][0]) if own else []
-        if len(values) > 1:
-            config = changed(base_of(task), models(task)[case.regime][case.name])
-            found.append(Point(name, cached_numbers(config), *with_error(values)))
-    return found
+def of_atlas(records: Path, task: str) -> list[Point]:
+    """Scores and caches of `mha` and of models of as many parameters, if their seeds are done.
+
+    Those of the record of the controls, and hollow what only the older record has: it has other
+    seeds, and rates that shorter runs have chosen.
+    """
+    cases = {"mha": MHA, "mha, deeper": Case("depth", "mha"), "mha, 2 heads": WIDER}
+    deep, wide = models(task)["depth"], models(task)["width"]
+    cases |= {name: Case("depth", name) for name in deep if name != "mha"}
+    cases |= {name + ", wider MLP" * (name in deep): Case("width", name) for name in wide}
+    newer = f"{task}_controls"
+    controls = {case.name: case for stage in stages(newer) for case in stage.cases}
+    found: dict[str, Point] = {}
+    for source, own in ((newer, controls), (task, cases)):
+        lines, newest = lines_of(records, source), not found
+        for name, case in own.items():
+            seeds = measured(lines, case, source)
+            values = seeds.values(DECIDES[source][0]) if seeds else []
+            if len(values) > 1 and name not in found:
+                config = changed(base_of(source), models(source)[case.regime][case.name])
+                scores = *with_error(values), not newest
+                found[name] = Point(name, cached_numbers(config), *scores)
+    return [*found.values()]
 
 
 def atlas(task: str) -> None:
-    found, lower = of_atlas(lines_of(HERE / "atlas/records", task), task), DECIDES[task][2]
-    note = f"As many parameters; {'lower' if lower else 'higher'} is better. Bars: standard error."
-    across = "cached numbers a token, of all layers (log scale)"
-    axes = new_axes(f"{ABOUT[task]}: {SCORE[task]} against the cache", note, across, SCORE[task])
+    found, lower = of_atlas(RECORDS, task), DECIDES[task][2]
+    across = "cached numbers a token, log scale (← smaller cache)"
+    # Of text that stands turned, right is up.
+    up = f"{SCORE[task]} ({'← better' if lower else 'better →'})"
+    axes = new_axes(f"{ABOUT[task]}, equal parameters", across, up)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     for point in found:
-        kinds = {"mha": "#111827", "mhe": "#c2410c"}
-        mark(axes, point, kinds.get(point.name[:3], "#3f51b5"))
-    steps = front([(p.x, p.y) for p in found], lower)
-    line = {"drawstyle": "steps-post", "color": "0.6", "linestyle": "--", "linewidth": 1}
-    axes.plot(*zip(*steps, strict=True), **line)
-    axes.margins(x=0.2)
-    label(axes, found)
+        mark(axes, point, point.color)
+    axes.margins(x=0.15)
+    label(axes, found, AROUND, lambda point: point.color)
     save(axes, f"atlas-{task}.svg")
 
 
 def uptraining() -> None:
     """Test BLEU against the % of the steps, of what goes on from the trained MHA."""
     lines = runs.read(HERE / "uptraining/records/translation.json")["lines"]
-    note = "Multi30k, test 2016, small model. Bars: ± over three seeds; dashed: MHA as it was."
-    across = "steps, % of those that MHA took"
-    axes = new_axes("A trained MHA made another kind, and trained on", note, across, "BLEU")
+    title, across = "A trained mha made another kind", "steps of training on, % of those of mha"
+    axes = new_axes(title, across, "BLEU (better →)")
     ends, colors = [], {name: f"C{number}" for number, name in enumerate(NAMES)}
     for name, color in colors.items():
         scores: dict[float, list[float]] = {}
@@ -151,13 +206,17 @@ def uptraining() -> None:
         for point in points:
             mark(axes, point, color, 4)
         ends.append(points[-1])
-    axes.set(xticks=(0, 5, 10, 25), xlim=(-0.5, 33))
-    label(axes, ends, left=25, **colors)
+    axes.set(xticks=(0, 5, 10, 25), xlim=(-1, 40))
+    label(axes, ends, AFTER, lambda point: colors[point.name])
     save(axes, "uptraining.svg")
 
 
-if __name__ == "__main__":
+def main() -> None:
     translation()
     for task in TASKS:
         atlas(task)
     uptraining()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,11 +6,14 @@ the other cases go on, and the exit status is 1.
 
 import argparse
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +38,19 @@ class Failed(Exception):
         self.status, self.reason = status, reason
 
 
-class Runs:
-    """Calls train.py and eval.py for runs below one directory, unless they are done."""
+class OutOfTime(Exception):
+    """The time that was given is over; the same command goes on."""
 
-    def __init__(self, args: argparse.Namespace):
+
+class Runs:
+    """Calls train.py and eval.py for runs below one directory, unless they are done.
+
+    Args:
+      minutes: then commands get Ctrl-C, which makes them save, and no more begin.
+    """
+
+    def __init__(self, args: argparse.Namespace, minutes: float | None = None):
+        self.end = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.directory, self.data, self.jobs = args.workdir, args.directory, args.jobs
         # One command at a time for each run.
         self.locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
@@ -80,14 +92,23 @@ class Runs:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as output:
             status = self.wait([sys.executable, *command], output)
+        if status and time.monotonic() > self.end:
+            raise OutOfTime
         if status:
             reason = log.read_text().rstrip().rpartition("\n")[2].removeprefix("error: ")
             raise Failed(run, status, reason)
 
     def wait(self, command: list[str], output) -> int:
         """The exit status of a command, once it has ended."""
+        if (left := self.end - time.monotonic()) <= 0:
+            raise OutOfTime
         how: dict[str, Any] = {"stdout": output, "stderr": output, "env": self.environment}
-        return subprocess.run(command, stdin=subprocess.DEVNULL, **how).returncode
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, **how) as process:
+            try:
+                return process.wait(None if math.isinf(left) else left)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                return process.wait()
 
     def each(self, call: Callable[[Any], object], cases: Iterable[Any]) -> bool:
         """Calls all cases, some at a time. A failure ends its case alone; whether none failed.

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -19,8 +20,12 @@ from experiments.paper import published
 from experiments.paper import tables as paper
 from experiments.runs import read
 from experiments.uptraining import uptraining
+from mhe_jax.attention import cost
 from mhe_jax.config.rules import check
 from mhe_jax.model import count_parameters
+from mhe_jax.report.pictures import front
+from mhe_jax.report.report import main_table
+from mhe_jax.report.runs import read_runs, sections
 from mhe_jax.tasks import TASKS
 from mhe_jax.tasks.cost import cached_numbers
 
@@ -39,6 +44,8 @@ PROGRAMS = {
     "long_rows": "memory.long_rows",
     "int8": "serving.int8",
 }
+# Records of several runs of a program of speed.
+GPU = {"cores": "attention", "steps": "train_step", "decode": "decode"}
 RECORDS = [
     (record, program)
     for name, program in PROGRAMS.items()
@@ -70,6 +77,16 @@ def test_a_record_gives_the_table_of_its_page(record, program):
     assert f"/records/{record.name}" in text
 
 
+@pytest.mark.parametrize("name", GPU)
+def test_measured_on_a_gpu(name):
+    columns = importlib.import_module(f"experiments.speed.{GPU[name]}").COLUMNS
+    runs = read(HERE / f"kernels_gpu/records/{name}.json")["results"]
+    assert runs
+    for run in runs:
+        found = run["content"]["results"]
+        assert not missing(reports.table(columns, found), page("kernels_gpu"))
+
+
 def test_what_fits():
     files = (HERE / "fit/records").glob("search-*.json")
     found = sorted((json.loads(file.read_text()) for file in files), key=fit.in_order)
@@ -98,6 +115,22 @@ def test_paper():
         error = "-" if point.error is None else f"{point.error:.2f}"
         assert f"| {point.y:.2f} | {error} |" in row
         assert f"| {round(1e6 * point.x):,} |" in row
+
+
+def test_the_table_of_translation_is_that_of_compare():
+    runs = read_runs([HERE / "paper/records/translation"], "test")
+    (section,) = sections(runs, None, ["optimizer.learning_rate"])
+    frame, digits, _ = main_table(section, "test")
+    (table,) = re.findall(r"^\| attention \| seeds .*?\n\n", page("paper"), re.M | re.S)
+    head, *rows = (row.strip("| ").split(" | ") for row in rows_of(table))
+    assert head == [name for name in frame if name in head]  # in its order
+    for row, cells in zip(rows, frame.to_dict("records"), strict=True):
+        for name, shown in zip(head[1:], row[1:], strict=True):
+            cell = cells[name]
+            number = cell if cell == cell else None  # NaN is not
+            told = cell if isinstance(cell, str) else reports.shown(number, digits.get(name, 0))
+            assert shown == told
+        assert row[0].split(", ")[0] == cells["attention"].split(", ")[0]
 
 
 def test_what_is_published_is_recomputed_and_rounding_explains_what_differs():
@@ -137,27 +170,63 @@ def test_uptraining():
 
 
 def test_atlas():
+    """Each table stands below its title, with what was not measured, and there is no other."""
     tables, text = atlas.page(HERE / "atlas/records"), page("atlas")
-    assert len(tables) == 10
     for title, table in tables.items():
-        assert f"### {title}\n" in text
-        assert not missing(table, text)
+        assert f"\n### {title}\n\n{table}\n" in text
+    assert text.count("\n|---") == len(tables) > 0
     for task in cases.TASKS:
-        points = pictures.of_atlas(atlas.lines_of(HERE / "atlas/records", task), task)
-        front = pictures.front([(p.x, p.y) for p in points], task == "lm")
-        assert [(p.x, p.y) in front for p in points if p.name == "mva-narrow, wider MLP"] == [True]
+        points = pictures.of_atlas(pictures.RECORDS, task)
+        found = front([(p.x, p.y) for p in points], task == "lm")
+        assert [(p.x, p.y) in found for p in points if p.name == "mva-narrow"] == [True]
+
+
+def test_the_pictures_are_those_of_their_records(tmp_path, monkeypatch, capsys):
+    """The same words, and numbers to a hundredth of a point; processors may round otherwise."""
+    kept, number = pictures.IMAGES, r"-?\d+(?:\.\d+)?"
+    monkeypatch.setattr(pictures, "IMAGES", tmp_path)
+    pictures.main()
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in kept.iterdir())
+    for path in tmp_path.iterdir():
+        texts = [place.read_text(encoding="utf-8") for place in (path, kept / path.name)]
+        texts = [re.sub(r"\b[mp][0-9a-f]{10}\b", "id", text) for text in texts]
+        words, numbers = ([f(number, text) for text in texts] for f in (re.split, re.findall))
+        assert words[0] == words[1], path.name
+        drawn, had = ([float(each) for each in found] for found in numbers)
+        assert drawn == pytest.approx(had, abs=0.01), path.name
+
+
+def test_the_picture_of_the_controls_has_their_seeds(tmp_path):
+    """And, hollow, the older ones of what they have not; what has not all its runs is left out."""
+    old = [
+        line
+        for regime, name in (("shape", "mha"), ("depth", "gqa"), ("depth", "mqa"))
+        for line in lines(regime, name, [2.0, 2.1, 2.2], [40.0, 41.0, 42.0])
+    ]
+    new = []
+    for regime, name in (("shape", "mha"), ("width", "gqa"), ("width", "mva")):
+        who = {"regime": regime, "name": name, "rate": "4e-3"}
+        rates = ("4e-3", "8e-3")[: 1 if name == "mva" else 2]
+        new += [who | {"rate": rate, "seed": 0, "validation_loss": 3.0} for rate in rates]
+        new += [who | {"seed": seed, "validation_loss": seed - 4.0} for seed in (4, 5, 6)]
+    (tmp_path / "lm.json").write_text(json.dumps({"lines": old}))
+    seen = [(p.name, p.y, p.hollow) for p in pictures.of_atlas(tmp_path, "lm")]
+    assert seen == [(name, pytest.approx(2.1), False) for name in ("mha", "gqa", "mqa")]
+    (tmp_path / "lm_controls.json").write_text(json.dumps({"lines": new}))
+    seen = [(p.name, p.y, p.hollow) for p in pictures.of_atlas(tmp_path, "lm")]
+    assert seen == [("mha", 1, False), ("gqa", 1, False), ("mqa", pytest.approx(2.1), True)]
 
 
 # The models and the rules of atlas.
 
 
-def parameters(task: str, fields: dict) -> int:
+def parameters(task: str, fields: dict, where: str = "total") -> int:
     """Those of the model that is really made."""
     import jax
 
     config = sizes.changed(cases.base_of(task), fields)
     initialize = TASKS[config.task].initializer(TASKS[config.task].model(config.model), 2)
-    return count_parameters(jax.eval_shape(initialize, jax.random.key(0)))["total"]
+    return count_parameters(jax.eval_shape(initialize, jax.random.key(0)))[where]
 
 
 @pytest.mark.parametrize("task", cases.TASKS)
@@ -203,9 +272,9 @@ def test_models_of_the_controls(task):
     assert sorted(planned) == sorted(Case(r, name) for r, own in models.items() for name in own)
 
 
-def test_leads_over_the_controls():
+def test_comparisons_of_the_controls(tmp_path):
     """By two rates with all steps; two standard errors of three seeds are (0.01 / √3) · √2 · 2."""
-    found = []
+    found: list[dict] = []
     for name, loss in (("mva-narrow", 2.0), ("mha-thin-narrow", 2.01), ("gqa", 2.1), ("mqa", 1.9)):
         who = {"regime": "width", "name": name, "rate": "4e-3", "steps": 2000}
         found += [
@@ -213,11 +282,21 @@ def test_leads_over_the_controls():
         ]
         losses = enumerate((loss - 0.01, loss, loss + 0.01), 4)
         found += [who | {"seed": seed, "validation_loss": value} for seed, value in losses]
-    rows = rows_of(atlas.controls(found, "lm_controls"))
-    assert "| mva-narrow | mha-thin-narrow | +0.010 ± 0.016 | not told apart |" in rows
-    assert "| mva-narrow | gqa | +0.100 ± 0.016 | better |" in rows
-    assert "| mva-narrow | mqa | -0.100 ± 0.016 | worse |" in rows
-    assert "| mva-narrow | mha | not measured | not measured |" in rows
+    (tmp_path / "lm_controls.json").write_text(json.dumps({"lines": found}))
+    tables = atlas.page(tmp_path)
+    (thin, others, results), texts = tables, [*tables.values()]
+    assert thin == "Is a thin `mha` as good?"
+    assert others == "Would another control do?"
+    assert results == "Results: controls, language model"
+    start, sizes = "| language model | mva-narrow |", "1.12, 1.12 |"
+    row, left = texts[0].splitlines()[2::2]
+    assert row == f"{start} mha-thin-narrow | +0.010 ± 0.016 | not told apart | 47, 44 | {sizes}"
+    assert left == "Not measured: translation: mva-narrow against mha-thin-narrow."
+    assert f"{start} gqa | +0.100 ± 0.016 | better | 47, 25 | {sizes}" in texts[1]
+    assert f"{start} mqa | -0.100 ± 0.016 | worse | 47, 12 | {sizes}" in texts[1]
+    assert "Not measured: language model: mva-narrow against mha-narrow-2-heads;" in texts[1]
+    names = [row.split(" | ")[0] for row in rows_of(texts[2])]
+    assert names == ["| attention", "| mqa", "| mva-narrow", "| mha-thin-narrow", "| gqa"]
     one = [line for line in found if line["rate"] != "8e-3"]
     assert atlas.measured(one, Case("width", "gqa"), "lm_controls") is None
 
@@ -246,14 +325,20 @@ def test_rows_of_atlas():
     # A seed at another rate, such as one that was best until a line was deleted, does not count.
     other = found[-1] | {"rate": "2e-3", "validation_loss": 9.0}
     failed = found[-1] | {"seed": 4, "failed": "no memory"}
-    row = atlas.row([*found, other, failed], "lm", Case("depth", "gqa"))
-    error = statistics.stdev([2.0, 2.1, 2.2]) / 3**0.5
-    assert row[3:] == [
-        *("256", "33", "7.00", "2,000", "4e-3", "1.000"),
-        *(f"2.100 ± {error:.3f}", "41.00 ± 0.58"),
-    ]
+    only = lines("depth", "mla", [], [])
+    table = atlas.results([*found, other, failed, *only], "lm")
+    error = 2 * statistics.stdev([2.0, 2.1, 2.2]) / 3**0.5
+    (row,) = rows_of(table)[1:]
+    cells = ("gqa, deeper", "4", "416", "1,122,688", "256", "33", "7.00", "4e-3")
+    assert row == f"| {' | '.join(cells)} | 2.100 ± {error:.3f} | 41.00 ± 1.15 |"
+    assert "\n\nSearched for its rate alone: mla, deeper.\n\nNot measured: mha; " in table
+    # The best first; what all rows share is said below them.
+    both = atlas.results([*found, *lines("shape", "gqa", [1.9] * 3, [1.0, 2.0, 3.0])], "lm")
+    assert [row.split(" | ")[0] for row in rows_of(both)[1:]] == ["| gqa", "| gqa, deeper"]
+    assert "\n\nIn all rows: learning rate 4e-3.\n\n" in both
     # A search that has not ended says nothing, nor one in which every rate failed.
-    assert atlas.row(found[1:], "lm", Case("depth", "gqa"))[-4:] == ["not measured"] * 4
+    assert atlas.measured(found[1:], Case("depth", "gqa")) is None
+    assert atlas.results(found[1:], "lm") == ""
     none = [line | {"validation_loss": None} for line in found[:3]]
     assert atlas.measured(none, Case("depth", "gqa")) is None
 
@@ -284,5 +369,129 @@ def test_the_bar(bleu, deep, bar):
     }
     (row,) = rows_of(atlas.decision(records))[1:]
     # (0.01 / √3) · √2 · 2
-    assert row.startswith(f"| {atlas.REGIMES['depth']} | gqa | +0.100 ± 0.016 |")
+    assert row.startswith("| gqa, deeper | +0.100 ± 0.016 |")
     assert row.endswith(f" {bar} |")
+
+
+def test_one_pass_at_equal_tokens_flops_and_time():
+    """`mva-narrow` has three quarters of the FLOPs of `mha` a token, and takes twice as long."""
+    lines = []
+    for name, flops, seconds, losses in (
+        ("mha", 4.0, 50.0, (5, 3)),
+        ("mva-narrow", 3.0, 100.0, (4, 2)),
+    ):
+        regime = "shape" if name == "mha" else "width"
+        who = {"regime": regime, "name": name, "steps": 100, "flops": flops, "rate": "4e-3"}
+        for rate in ("2e-3", "4e-3", "8e-3"):
+            loss = 3.0 + (rate != "4e-3")
+            lines.append(who | {"rate": rate, "seed": 0, "validation_loss": loss})
+        for seed in (4, 5):
+            curve = [[50, losses[0]], [100, losses[1] + seed / 10]]
+            lines.append(who | {"seed": seed, "training_seconds": seconds, "curve": curve})
+    mha, narrow = rows_of(atlas.one_pass(lines))[1:]
+    assert mha == "| mha | 3.400, 3.500 | 4.200, 4.250 | 3.400, 3.500 | 100 |"
+    assert narrow.startswith("| mva-narrow | 2.400, 2.500 | 2.400, 2.500 | 4.000, 4.000 |")
+
+
+# Rows of the tables of README and docs/which_kind.md.
+FRONT = {
+    "`mva`": Case("shape", "mva"),
+    "`mva-narrow`": Case("width", "mva-narrow"),
+    "`mha-narrow`": Case("width", "mha-narrow"),
+    "`mha`, 2 heads": Case("limits", "mha, 2 heads"),
+    "`gqa`, 2": Case("shape", "gqa"),
+    "`mhe_add`, 2": Case("shape", "mhe_add-2-groups"),
+    "`mqa`": Case("shape", "mqa"),
+    "`mhe_mul`": Case("shape", "mhe_mul"),
+    "`mhe_add`": Case("shape", "mhe_add"),
+    "`sha`": Case("shape", "sha"),
+}
+
+
+def case_of(row: str) -> Case:
+    """The longest name that the row begins with, in a cell."""
+    return FRONT[max((name for name in FRONT if f"| {name}" in row), key=len)]
+
+
+def shares(task: str, case: Case) -> list[str]:
+    """Of the attention's parameters and of the cache of `mha`."""
+    base = cases.base_of(task)
+    counts = []
+    for fields in (cases.models(task)[case.regime][case.name], cases.attention(base, "mha")):
+        config = sizes.changed(base, fields)
+        counts.append((parameters(task, fields, "attention"), cached_numbers(config)))
+    return [f"{100 * own / of_mha:.0f} %" for own, of_mha in zip(*counts, strict=True)]
+
+
+def against_mha(task: str, case: Case, other: Case = atlas.MHA) -> tuple[float, float] | None:
+    """How much better than an `mha` a case is on the test set, ± two standard errors of that.
+
+    Differences of BLEU, % of perplexity; None without three seeds.
+    """
+    name = cases.SOURCES[task].score
+    lines = atlas.lines_of(HERE / "atlas/records", task)
+    scores = [
+        found.values(name) if (found := atlas.measured(lines, one)) else [] for one in (case, other)
+    ]
+    if task == "translation" and len(scores[0]) < 3:  # of the other protocol
+        points = {point.name: point for point in pictures.of_translation()}
+        pair = points[case.name], points["mha"]
+        errors = [point.error / math.sqrt(3) for point in pair if point.error is not None]
+        return (pair[0].y - pair[1].y, 2 * math.hypot(*errors)) if len(errors) > 1 else None
+    if len(scores[0]) < 3:
+        return None
+    (own, error), (mha, its) = (atlas.with_error(values) for values in scores)
+    assert error is not None
+    assert its is not None
+    if task == "translation":
+        return own - mha, 2 * math.hypot(error, its)
+    return 100 * (1 - own / mha), 200 * own / mha * math.hypot(error / own, its / mha)
+
+
+def test_scores_of_readme():
+    rows = rows_of((HERE.parent / "README.md").read_text(encoding="utf-8").split("## Which")[1])
+    rows = [row for row in rows if " %" in row]
+    two_heads = Case("limits", "mha, 2 heads")
+    assert len(rows) == 7
+    for row in rows:
+        case, scores = case_of(row), []
+        for other in (atlas.MHA, two_heads):
+            better, error = against_mha("lm", case, other) or (math.nan, math.nan)
+            words = f"{abs(better):.1f} ± {error:.1f} % {'lower' if better > 0 else 'higher'}"
+            scores.append("" if case == other else words + ", even" * (abs(better) < error))
+        assert [cell.strip() for cell in row.split("|")][3:7] == [*shares("lm", case), *scores]
+
+
+def test_scores_of_which_kind():
+    page = (HERE.parent / "docs/which_kind.md").read_text(encoding="utf-8")
+    rows = rows_of(page.split("## What they scored")[1].split("##")[0])[1:]
+    assert len(rows) == len(FRONT)
+    for row in rows:
+        case, scores = case_of(row), []
+        for task, unit in (("translation", ""), ("lm", " %"), ("lm_large", " %")):
+            found = against_mha(task, case)
+            if found is None:
+                scores.append("one seed" if task == "translation" else "not measured")
+                continue
+            text = f"{found[0]:+.1f} ± {found[1]:.1f}{unit}".replace("-", "−")
+            scores.append(text + ", even" * (abs(found[0]) < found[1]))
+        assert [c.strip() for c in row.split("|")][2:7] == [*shares("translation", case), *scores]
+
+
+def test_caches_of_which_kind(capsys):
+    """They are what the commands of the page print."""
+    page = (HERE.parent / "docs/which_kind.md").read_text(encoding="utf-8")
+    text = page.split("## The cache")[1]
+    printed = []
+    for line in re.findall(r"^python -m mhe_jax\.attention\.cost (.*)$", text, re.MULTILINE):
+        size = int(line.split()[line.split().index("--features") + 1])
+        rows = ["", f"mva,score_features={size // 2}"]
+        rows[0] = f"mva,score_features={3 * size // 8},qkv_features={size // 2}"
+        found = {}
+        for more in ([], rows):
+            cost.main([*line.split(), *more])
+            for out in capsys.readouterr().out.splitlines()[3:]:
+                found[out.split()[0].split(",num_kv")[0]] = out.split()[5]
+        printed.append([found[n] for n in ("mha", rows[1], rows[0], "gqa", "mla", "mqa")])
+    table = [[c.strip() for c in row.split("|")][2:4] for row in rows_of(text)[1:]]
+    assert table == [list(pair) for pair in zip(*printed, strict=True)]

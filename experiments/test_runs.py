@@ -5,13 +5,16 @@ By a stand-in for train.py, eval.py, convert and factorize.
 
 import json
 import lzma
+import shutil
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from experiments import runs
-from experiments.atlas import atlas, cases
+from experiments.atlas import atlas, cases, linux_text, sizes
 from experiments.atlas.cases import Case, Stage
 from experiments.paper import paper
 from experiments.uptraining import uptraining
@@ -51,6 +54,8 @@ def calls(monkeypatch):
             result = {"best_validation_loss": loss, "steps": 7, "best_step": 1, "parameters": {}}
             result |= {"training_seconds": 1.0, "device": "cpu", "jax": "0"}
             (run / "result.json").write_text(json.dumps(result))
+            curve = [{"step": 7, "split": s, "loss": loss} for s in ("train", "validation")]
+            (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, curve)))
             base = cases.base_of("translation" if "multi30k" in given[0] else "lm")
             save_json(base, run / "config.json")
         elif name == "eval":
@@ -135,6 +140,61 @@ def test_the_controls_try_two_rates_with_all_steps(calls, monkeypatch, tmp_path)
     assert {line["fields"]["train.num_steps"] for line in lines_of(tmp_path, "lm_controls")} == {
         2000
     }
+
+
+def test_one_pass_goes_case_by_case_with_two_seeds_and_keeps_curves(calls, monkeypatch, tmp_path):
+    """Three rates by a quarter of the steps, and none beyond them, though the lowest is best."""
+    assert run(monkeypatch, tmp_path, "atlas", "lm_pass", "--stages", "2", "--minutes", "9") == 0
+    found = lines_of(tmp_path, "lm_pass")
+    assert [line["name"] for line in found] == ["mha"] * 5 + ["mva-narrow"] * 5
+    assert [(line["rate"], line["seed"]) for line in found[:5]] == [
+        ("2e-3", 0), ("4e-3", 0), ("8e-3", 0), ("2e-3", 4), ("2e-3", 5),
+    ]  # fmt: skip
+    assert [line["fields"]["train.num_steps"] for line in found[:5]] == [768] * 3 + [3072] * 2
+    assert found[0]["curve"] == [[7, 2.0]]
+
+
+def test_commands_get_ctrl_c_when_time_is_up_and_no_more_begin(tmp_path):
+    at = runs.Runs(runs.parser("").parse_args(["--workdir", str(tmp_path)]), minutes=0.02)
+    code = (
+        "import pathlib, time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('saved'); raise"
+    )
+    (tmp_path / "one.py").write_text(code)
+    with pytest.raises(runs.OutOfTime):
+        at.call(tmp_path / "run", str(tmp_path / "one.py"))
+    assert "saved" in (tmp_path / "run.log").read_text()
+    with pytest.raises(runs.OutOfTime):
+        at.call(tmp_path / "other", str(tmp_path / "one.py"))
+    assert "saved" not in (tmp_path / "other.log").read_text()
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
+def test_linux_text(monkeypatch, tmp_path):
+    """Each `.c` file of the archive in the package is whole in one split."""
+    tree = tmp_path / "linux/drivers"
+    tree.mkdir(parents=True)
+    texts = {f"f{i}.c": f"int f{i}(void)\n{{\n\treturn {i};\n}}\n" for i in range(300)}
+    for name, text in {**texts, "f.h": "header", "README": "words"}.items():
+        (tree / name).write_text(text)
+    place = tmp_path / "package/usr/src"
+    place.mkdir(parents=True)
+    with tarfile.open(place / "linux.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "linux", "linux")
+    (control := tmp_path / "package/DEBIAN/control").parent.mkdir()
+    control.write_text("Package: x\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: x\n")
+    package = tmp_path / "x.deb"
+    subprocess.run(["dpkg-deb", "-b", tmp_path / "package", package], check=True, stdout=-3)
+    monkeypatch.setattr(linux_text, "PARTS", 10)
+    small = sizes.changed(cases.base_of("lm_pass"), {"model.vocabulary_size": 300})
+    monkeypatch.setattr(linux_text, "base_of", lambda task: small)
+    monkeypatch.setattr(sys, "argv", ["x", str(package), str(tmp_path / "out"), "--parts", "8"])
+    linux_text.main()
+    files = [tmp_path / f"out/{name}.txt.xz" for name in ("train", "valid", "test")]
+    found = [lzma.decompress(file.read_bytes()).decode() for file in files]
+    assert all(sum(text in split for split in found) == 1 for text in texts.values())
+    assert [split.count("return") > 0 for split in found] == [True] * 3
+    assert sum(split.count("return") for split in found) == 300
+    assert Tokenizer.load(tmp_path / "out/tokenizer.model").vocabulary_size == 300
 
 
 def test_atlas_goes_beyond_the_edge_and_takes_the_lowest_rate_in_a_tie(

@@ -147,6 +147,11 @@ train.py tiny.py:big | tiny\\.py.*'big'.*'lm'
 T --model.attention.kind mhx | 'mhx'.*--model\\.attention\\.kind.*'mhe_add'
 T --data.batch_size 1.5 | --data\\.batch_size.*'1\\.5'
 T --data.batch_size | --data\\.batch_size
+T --train.num_steps ten | --train\\.num_steps: .*'ten'(?!.*did you mean)
+T --lr 1 | --lr; --help
+T --evaluate | --evaluate .*--sweep
+T --seeds 2 --workdir train.en | workdir=train\\.en: is a file
+T --workdir train.en | workdir=train\\.en: is a file
 T --optimizer.learning 1 | learning; did you mean --optimizer\\.learning_rate
 T more | more
 T --mesh.data 3 | mesh\\.data=3.*8 devices
@@ -159,7 +164,7 @@ T --data.tokenizer runs/mlm/tokenizer.model --model.vocabulary_size 400 | vocabu
 train.py tiny.py:labels --workdir runs/new --task span | data\\.dataset is 'own'
 train.py tiny.py:labels --workdir runs/new --model.num_classes 3 | model\\.num_classes is 3
 T --model.vocabulary_size 261 | model\\.vocabulary_size=261
-T --model.vocabulary_size 9999 | model\\.vocabulary_size=9999
+T --model.vocabulary_size 9999 | model\\.vocabulary_size=9999.* --model\\.vocabulary_size \\d
 T --data.validation tfds:x | tfds:x: .*tfds:NAME
 T --data.train tfds:no_such_set:train | tfds:no_such_set:train
 T --train.init_from runs/mlm | train\\.init_from.*runs/mlm
@@ -173,6 +178,7 @@ train.py tiny.py:lm --workdir train.en/new | train\\.en/new: Not a directory
 T --data.cache_directory ~nobody-at-all/x | data\\.cache_directory=~nobody-at-all
 eval.py | usage: python eval\\.py RUN
 eval.py runs/lmm | runs/lmm: .*config\\.json
+eval.py runs | runs: .*config\\.json.* runs/labels
 eval.py runs/lm --splt test | --splt; did you mean --split
 eval.py runs/lm --checkpoint newest | evaluation\\.checkpoint is 'newest'
 eval.py runs/lm --checkpoint 7 | '7'; there are: 1, 2
@@ -182,6 +188,7 @@ eval.py runs/lm --translate --generate | --translate and --generate
 eval.py runs/lm --generate --sources a b | --sources .*--generate
 eval.py runs/lm --generate --split validation | --split .*--generate
 eval.py compare runs/lm --out runs/lm | --out runs/lm
+eval.py compare runs/lm --out train.en | --out train\\.en: is a file
 mhe_jax/__main__.py | train, eval, compare
 mhe_jax/__main__.py evil runs/lm | evil.*eval
 mhe_jax/__main__.py convert runs/lm | usage: .* convert RUN NEW
@@ -189,7 +196,7 @@ mhe_jax/__main__.py configs shw demo | shw
 mhe_jax/__main__.py configs show dmo | dmo.*demo
 mhe_jax/__main__.py convert runs/lm new | --kind is not set
 mhe_jax/__main__.py convert runs/lm new --kind mhe_mull | 'mhe_mull'.*--kind.*'mhe_mul'
-mhe_jax/__main__.py convert runs/lm new --kind gqa | model\\.attention\\.num_kv_heads=None must
+mhe_jax/__main__.py convert runs/lm new --kind gqa | model\\.attention\\.num_kv_heads is not set
 mhe_jax/__main__.py convert runs/lm runs/mlm --kind mqa | runs/mlm is there already
 mhe_jax/__main__.py factorize runs/lm runs/lm/new --mlp 1 | runs/lm/new lies in runs/lm
 mhe_jax/__main__.py factorize runs/lm new | --attention
@@ -247,6 +254,8 @@ TEXTS = [
     ("numbers", "x.tsv", HEAD + b"one\t0.5\nred\tnan\n", "x.tsv:3.*'nan'"),
     ("choices", "x.tsv", b"q\ta\tb\tlabel\nx\ty\tz\t0\nx\ty\tz\t2\n", "x.tsv:3.*'2'.* 0, 1"),
     ("rte", "x.tsv", HEAD + b"one\ta\n", "x.tsv:2.*'sentence1'"),
+    ("labels", "x.tsv", b"text\tverdict\none\ta\n", "x.tsv:2: .*'verdict'.*--data.label_field"),
+    ("labels", "x.tsv", b"said\tlabel\na\t1\nb\t0\n", "x.tsv:2: .*'said'.*--data.fields"),
     ("labels", "x.txt", HEAD, "x.txt:1: has no 'label'"),
     ("labels", "x.csv", b'text,label\n"one,a\nred,b\n', "x.csv:3"),
     ("labels", "x.jsonl", b'{"text": "two", "label": null}\n', "x.jsonl:1.*'label'"),

@@ -1,6 +1,7 @@
 """Command lines and what they mean. What they may not say: tests/test_bad_inputs.py."""
 
 import dataclasses
+import io
 import json
 import re
 import subprocess
@@ -211,6 +212,43 @@ def test_a_result_is_json_for_programs_and_lines_for_people(capfdbinary, monkeyp
     told = [line.split() for line in capfdbinary.readouterr().out.decode().splitlines()]
     wanted = [["task", "lm"], ["parameters.total", "7"], ["loss", "1.23457"], ["changed", "[]"]]
     assert told == wanted
+
+
+def test_a_comparison_is_a_table_on_a_terminal(run_directory, capfdbinary, monkeypatch, tmp_path):
+    found = {"parameters": {"total": 70_000, "attention": 9_000}}
+    config = load_config(str(run_directory))
+    sha = tmp_path / "runs" / "before"
+    sha.mkdir()
+    save_json(set_field(config, "model.attention.kind", "sha"), sha / "config.json")
+    for place, loss in ((sha, 1.25), (run_directory, 1.5)):
+        result = {"steps": config.train.num_steps, **found, "best_validation_loss": loss}
+        (place / "result.json").write_text(json.dumps(result))
+    monkeypatch.setattr(report, "pictures", lambda section: {})
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "200")
+    command = ["compare", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    commands.main(command)
+    lines = capfdbinary.readouterr().out.decode().splitlines()
+    _, head, row, *_, last = lines
+    cells = dict(zip(re.split("  +", head.strip()), re.split("  +", row.strip()), strict=True))
+    assert (cells["attention"], config.model.attention.kind) == ("sha", "mha")
+    assert (cells["parameters"], cells["in attention"]) == ("70,000", "9,000")
+    assert (cells["best validation loss"], cells["seeds"]) == ("1.25", "1")
+    assert (cells["minus mha"], cells["against mha"]) == ("-0.25", "one seed")
+    assert int(cells["cached numbers a token"].replace(",", "")) > 0
+    assert str(tmp_path / "out" / "report.html") in last
+    (run_directory / "result.json").unlink()
+    commands.main(command)
+    assert "1 not finished" in capfdbinary.readouterr().out.decode()
+
+
+def test_a_complaint_is_as_short_where_standard_output_is_not_utf_8(config_file, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "latin-1"))
+    with pytest.raises(InputError) as caught:
+        command_line.parse_train_arguments([config_file, "--model.heads", "4"])
+    assert re.fullmatch(
+        r"unknown field --model\.heads; did you mean --model[^-]*(, --[^-]*)*", str(caught.value)
+    )
 
 
 # Commands by name

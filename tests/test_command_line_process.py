@@ -71,6 +71,8 @@ MEMORY = r"error: RESOURCE_EXHAUSTED: Out of memory .*data.batch_size.*\n"
         ("import os; os.environ['MHE_JAX_TRACEBACK'] = '1'; raise InputError('a')", 1, "",
          "(?s)Traceback.*InputError: a\n"),
         ("import jax; jax.numpy.zeros(1 << 44).block_until_ready()", 1, "", MEMORY),
+        ("import os; os.environ['JAX_PLATFORMS'] = 'gpus'; import jax; jax.devices()", 2, "",
+         r"error: JAX_PLATFORMS: .*'gpus'.*\n"),
         ("raise KeyboardInterrupt", 128 + signal.SIGINT, "", ""),
         (AT_EXIT, -signal.SIGINT, "fine\n", ""),
     ],

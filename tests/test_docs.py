@@ -28,7 +28,7 @@ PAGES = ["README.md", "CONTRIBUTING.md"]
 PAGES += [f"docs/{name}" for name in NAVIGATION if (ROOT / "docs" / name).exists()]
 DOCSTRINGS = [f"configs/{path.name}" for path in CONFIGS]
 PROGRAM = re.compile(r"python (?:train\.py|eval\.py|-m mhe_jax)(?= )")
-TARGETS = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 # What stands for a name that the reader fills in.
 FILLED_IN = {"CONFIG": "configs/demo.py", "DIR": "runs/of-the-reader", "RUN": "runs/demo"}
 # Commands that make a run of another, and what they take.

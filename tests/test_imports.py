@@ -37,7 +37,7 @@ HOMES = {
     "filelock": "training/resume.py",
     "fsspec": "config/places.py",
     "google_crc32c": "training/checkpoint",
-    "matplotlib": "report/report.py",
+    "matplotlib": "report/pictures.py",
     "orbax": "training/checkpoint",
     "pydantic": "config/fields.py",
     "sacrebleu": "tasks/metrics.py",

@@ -4,6 +4,7 @@ Their code cells run as one script, in an empty directory: no kernel has to be i
 A line that begins with `!` goes to a shell, as in a notebook.
 """
 
+import ast
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mhe_jax.config.fields import leaves
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -21,13 +24,44 @@ def cells(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
+def code_cells(path: Path) -> list[dict]:
+    return [cell for cell in cells(path) if cell["cell_type"] == "code"]
+
+
 def script(path: Path) -> str:
-    code = ("".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "code")
-    lines = "\n\n".join(code).splitlines()
-    return "\n".join(
-        re.sub(r"^!(.*)$", lambda found: f"subprocess.run({found[1]!r}, shell=True, check=True)", s)
-        for s in lines
-    )
+    """Each cell begins with a form feed, and the value of its last expression is printed."""
+    head = "def show(value): value is None or print(repr(value))"
+    return "\n".join([head, *(script_of("".join(c["source"])) for c in code_cells(path))])
+
+
+def script_of(cell: str) -> str:
+    command = r"subprocess.run({!r}, shell=True).check_returncode()"
+    code = re.sub(r"^!(.*)$", lambda found: command.format(found[1]), cell, flags=re.MULTILINE)
+    last = ast.parse(code).body[-1]
+    if isinstance(last, ast.Expr) and not code.endswith(";"):
+        before = code.splitlines()[: last.lineno - 1]
+        code = "\n".join([*before, f"show({ast.unparse(last)})"])
+    return f"print('\\f')\n{code}"
+
+
+def printed(cell: dict) -> str:
+    """Text that a cell has as its output, without that of its errors."""
+    outputs = [out for out in cell["outputs"] if out.get("name") != "stderr"]
+    texts = [out.get("text") or out.get("data", {}).get("text/plain", []) for out in outputs]
+    return "".join("".join(text) + "\n" for text in texts if "<Figure" not in "".join(text))
+
+
+def shape(text: str) -> list[str]:
+    """Words, with one number in place of all."""
+    return re.sub(r"-?\d[\d,]*(\.\d+)?(e[-+]\d+)?", "0", text).split()
+
+
+def names(text: str) -> list[str]:
+    """Those of results: of lines that are JSON, and of the lines that a terminal gets instead."""
+    found = re.findall(r"^([\w.]+)  +\S", text, re.MULTILINE)
+    for line in text.splitlines():
+        found += leaves(json.loads(line)) if line.startswith('{"') else ()
+    return found
 
 
 @pytest.mark.parametrize(("name", "count"), [("README.md", 1), ("docs/your_model.md", 4)])
@@ -47,9 +81,26 @@ def test_the_code_of_attention_runs(name, count):
 
 @pytest.mark.whole_run
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, tmp_path):
-    """With a tenth of its training steps, where it trains."""
-    run(script(path).replace("num_steps 400", "num_steps 40"), tmp_path)
+def test_a_notebook_runs_and_says_what_it_did(path, tmp_path):
+    """All but numbers; where it trains, a tenth of the steps, and the names in its results.
+
+    Times are not kept.
+    """
+    code = script(path)
+    found = run(code.replace("num_steps 400", "num_steps 40"), tmp_path).split("\f\n")[1:]
+    kept = [printed(cell) for cell in code_cells(path)]
+    what = names if "num_steps" in code else shape
+    pairs = zip(code_cells(path), found, kept, strict=True)
+    for cell, *texts in pairs if any(kept) else ():
+        fresh, had = map(what, texts)
+        assert fresh == had or "perf_counter" in str(cell["source"]), fresh
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_have_nothing_of_a_machine(path):
+    for cell in code_cells(path):
+        assert not re.search(r"""[\s"'=]/\w|\\u001b""", json.dumps(cell["outputs"]))
+        assert all(out.get("name") != "stderr" for out in cell["outputs"])
 
 
 @pytest.mark.slow
@@ -67,6 +118,7 @@ def run(code: str, place: Path) -> str:
         "XLA_FLAGS": " ".join(flag for flag in flags if "device_count" not in flag),
         "MPLBACKEND": "agg",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",  # what a command says comes after what was said before it
         "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }
     done = subprocess.run(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,13 @@ def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(place, do
     assert run(place, *KINDS)[1] == [MHA]
 
 
+def test_a_sweep_whose_first_two_runs_fail_alike_ends(place, capsys):
+    found, calls = run(place, "--seeds", "2", *KINDS, **{MHA: "error", SHA: "error"})
+    assert calls == [MHA, SHA]
+    assert (found["failed"], len(found["runs"])) == (2, 2)
+    assert "the first two failed alike" in capsys.readouterr().err
+
+
 def test_each_run_is_scored_after_it_is_trained(place):
     scored, longer = [*KINDS, "--evaluate"], ["--train.num_steps", "9"]
     does = {MHA: "error", f"eval/{SHA}": "error"}
@@ -203,6 +211,37 @@ def test_each_run_is_scored_after_it_is_trained(place):
     longer += ["--evaluation.sources", "train.txt"]
     assert run(place, *scored, *longer)[1][1::2] == both
     assert run(place, *scored, *longer)[1] == []
+
+
+def finished(name, **result):
+    return {"name": name, "workdir": f"w/{name}", "status": "done", "result": result}
+
+
+def test_the_best_has_the_best_mean_over_its_seeds(capsysbinary, monkeypatch):
+    losses = {"kind=mha": [1.0, 3.0], "kind=sha": [1.5, 1.75], "kind=mqa": [0.5]}
+    runs = [
+        finished(f"{kind},seed={seed}", best_validation_loss=loss, steps=7)
+        for kind, of in losses.items()
+        for seed, loss in enumerate(of)
+    ]
+    runs.append({"name": "kind=mqa,seed=1", "workdir": "w", "status": "failed", "reason": "[r]"})
+    runs[-1]["result"] = None
+    best = sweep.best_of(runs)
+    where = "w/kind=sha,seed=0"
+    assert best == {"name": "kind=sha", "seeds": 2, "best_validation_loss": 1.625, "workdir": where}
+    line = sweep.best_in_words({"best": best})
+    assert re.search(rf"kind=sha, .*1\.625 .*2 seeds.* {where}; .* eval {where}$", line)
+    scores = {f"seed={seed}": score for seed, score in enumerate([0.5, 0.75])}
+    scored = [finished(name, best_validation_score=score) for name, score in scores.items()]
+    assert sweep.best_of(scored)["workdir"] == "w/seed=1"
+    assert sweep.best_of(runs[-1:]) is None
+    assert "no run" in sweep.best_in_words({"best": None})
+    monkeypatch.setenv("COLUMNS", "200")
+    sweep.show({"runs": runs})
+    head, *rows = capsysbinary.readouterr().out.decode().splitlines()
+    assert "best validation loss" in head
+    assert rows[2].split() == ["kind=sha,seed=0", "done", "1.5", "7", "-"]
+    assert rows[5].split() == ["kind=mqa,seed=1", "failed", "-", "-", "[r]"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -230,7 +269,7 @@ def test_a_signal_ends_the_run_and_the_sweep(place, number):
 def test_a_real_sweep_and_once_more(place):
     """What is finished is not touched; a mesh that is not there is found by the run itself."""
     command = [sys.executable, "train.py", str(place / "tiny.py"), *KINDS]
-    command += ["--workdir", str(place / "sweep")]
+    sweeping = command[1:] = [*command[1:], "--workdir", str(place / "sweep")]
     environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
     def call(*more, **variables):
@@ -246,6 +285,10 @@ def test_a_real_sweep_and_once_more(place):
     assert len({path.read_bytes() for path in place.glob("sweep/*/tokenizer.model")}) == 1
     # Where jax is started for nothing, this ends it.
     assert call(JAX_PLATFORMS="nothing") == (0, found)
+    command[1:] = ["eval.py", "compare", str(place / "sweep"), "--out", str(place / "report")]
+    status, compared = call(JAX_PLATFORMS="nothing")
+    assert (status, compared["runs"]["done"]) == (0, 2)
+    command[1:] = sweeping
     status, found = call("--sweep", "mesh.data=77")
     assert (status, found["failed"]) == (1, 2)
 

@@ -1,10 +1,11 @@
-"""The kinds of attention at equal size, by the protocol of README.md here.
+"""The kinds of attention at equal size, by protocol.md here.
 
     python experiments/atlas/atlas.py lm
     python experiments/atlas/atlas.py translation
     python experiments/atlas/atlas.py lm_muon
-    python experiments/atlas/atlas.py lm_large --jobs 12   # on a GPU: see "Commands" there
+    python experiments/atlas/atlas.py lm_large --jobs 12   # on a GPU: README.md has its flags
     python experiments/atlas/atlas.py lm_controls --stages 1    # "Controls" there
+    python experiments/atlas/atlas.py lm_pass --jobs 1 --minutes 9  # on a GPU: "One pass" there
     python experiments/atlas/atlas.py lm --steps 20 --workdir runs/trial    # a trial
     python experiments/atlas/tables.py runs/atlas    # the tables of the page
 
@@ -20,6 +21,7 @@ they are not repeated. One that was interrupted goes on; one that failed, such a
 not finite, stands there with its reason, until that line is deleted.
 """
 
+import json
 import math
 import sys
 from collections.abc import Mapping
@@ -34,6 +36,7 @@ from experiments.atlas.cases import (
     CONTROLS,
     LARGE,
     MUON,
+    PASS,
     PLANS,
     SOURCES,
     Case,
@@ -43,7 +46,7 @@ from experiments.atlas.cases import (
     stages,
 )
 from experiments.atlas.sizes import Fields
-from experiments.runs import Failed, Record, Runs, flags_of, note, read, search_rates
+from experiments.runs import Failed, OutOfTime, Record, Runs, flags_of, note, read, search_rates
 from mhe_jax.config.fields import load_json
 from mhe_jax.tasks.cost import cached_numbers
 
@@ -55,6 +58,7 @@ RATES = {
     "lm_controls": ("4e-3", "8e-3"),
     "translation_controls": ("1e-3", "2e-3"),
     "lm_rotary": ("4e-3", "8e-3"),
+    PASS: ("2e-3", "4e-3", "8e-3"),
     MUON: ("2e-3", "4e-3", "8e-3"),
 }
 SEARCH_SEED, SCORED_SEEDS, NEW_SEEDS = "0", ("1", "2", "3"), ("4", "5", "6")
@@ -72,6 +76,7 @@ class Atlas:
         self.steps = steps or base_of(task).train.num_steps
         self.planned = task in PLANS
         self.seeds = NEW_SEEDS if self.planned else SCORED_SEEDS
+        self.seeds = self.seeds[:2] if task == PASS else self.seeds
         about = {"task": task, "steps": self.steps}
         self.record = Record(at.directory / f"atlas/{task}.json", about)
 
@@ -99,7 +104,7 @@ class Atlas:
     def fields(self, case: Case, seed: str) -> Fields:
         """What lies over the config of the task."""
         config = base_of(self.task)
-        short = seed == SEARCH_SEED and not self.planned
+        short = seed == SEARCH_SEED and (not self.planned or self.task == PASS)
         steps = max(1, self.steps // SHORTER) if short else self.steps
         fields = models(self.task)[case.regime][case.name] | {"train.num_steps": steps}
         if steps < config.train.num_steps:
@@ -126,6 +131,7 @@ class Atlas:
             **{name: result[name] for name in kept},
             "validation_loss": result["best_validation_loss"],
             **{name: scores[name] for name in (self.source.score,) if name in scores},
+            **({"curve": curve(run)} if self.task == PASS else {}),
             "cached": cached_numbers(config),
             "flops": sizes.flops(config),
             "processor": reports.processor(),
@@ -135,6 +141,13 @@ class Atlas:
 
 def belongs(line: dict[str, Any], case: Case) -> bool:
     return (line["regime"], line["name"]) == case
+
+
+def curve(run: Path) -> list[tuple[int, float]]:
+    """Step and validation loss."""
+    text = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if line["split"] == "validation"]
 
 
 def loss_of(line: dict[str, Any]) -> float:
@@ -175,9 +188,16 @@ def main() -> int:
     positive = command_line.positive
     parser.add_argument("--steps", type=positive, help="of each run, else the config's")
     parser.add_argument("--stages", type=positive, help="the first so many; else all")
+    parser.add_argument(
+        "--minutes", type=positive, help="then it stops, to go on when called again"
+    )
     args = parser.parse_args()
-    work = Atlas(Runs(args), args.task, args.steps)
-    return int(not all([measure(work, stage) for stage in stages(args.task)[: args.stages]]))
+    work = Atlas(Runs(args, args.minutes), args.task, args.steps)
+    try:
+        return int(not all([measure(work, stage) for stage in stages(args.task)[: args.stages]]))
+    except OutOfTime:
+        note("time is up: the same command goes on")
+        return 1
 
 
 if __name__ == "__main__":

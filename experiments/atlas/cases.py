@@ -1,4 +1,4 @@
-"""The models of each regime of the page, and the order in which they are measured."""
+"""The models of each regime of protocol.md, and the order in which they are measured."""
 
 import functools
 from collections.abc import Callable
@@ -17,6 +17,12 @@ TASKS = ("lm", "translation")
 LARGE = "lm_large"
 # The language model by two optimizers.
 MUON = "lm_muon"
+# What Muon does not move has the rate that AdamW's search finds in the small language model.
+MUON_FIELDS: Fields = {"optimizer.name": "muon", "optimizer.adam_rate": 8e-3}
+# With rotary positions, by the better one.
+ROTARY = "lm_rotary"
+# One pass over a large text, for a GPU: `linux_text.py` makes it.
+PASS = "lm_pass"
 
 
 class Source(NamedTuple):
@@ -33,8 +39,8 @@ SOURCES = {
     LARGE: Source("wikitext2_lm.py:large", "wikitext-2", "perplexity_per_token"),
     MUON: Source("wikitext2_lm.py", "wikitext-2", "perplexity_per_token"),
 }
-# Tasks of README, "Controls": by stage and regime the cases, the most important first. Their rates
-# are tried with all steps, and no others beside them; their seeds are new.
+# Tasks of protocol.md, "Controls": by stage and regime the cases, the most important first. Their
+# rates are tried with all steps, and no others beside them; their seeds are new.
 _FIRST = {"shape": ("mha",), "width": ("mva-narrow", "mha-thin-narrow")}
 _CONTROLS = (
     _FIRST,
@@ -45,16 +51,28 @@ _CONTROLS = (
 PLANS: dict[str, tuple[dict[str, tuple[str, ...]], ...]] = {
     "lm_controls": _CONTROLS,
     "translation_controls": _CONTROLS,
-    "lm_rotary": (
+    ROTARY: (
         _FIRST,
         {"shape": ("mha-2-heads",), "width": ("mha-narrow",)},
         {"width": ("mva", "gqa")},
+    ),
+    # A stage for each case: all seeds of one before the next.
+    PASS: (
+        {"shape": ("mha",)},
+        {"width": ("mva-narrow",)},
+        {"width": ("mha-thin-narrow",)},
+        {"shape": ("mha-4-heads",)},
+        {"width": ("mva",)},
+        {"width": ("mha-narrow",)},
+        {"width": ("gqa",)},
+        {"width": ("sha",)},
     ),
 }
 SOURCES |= {
     "lm_controls": SOURCES["lm"],
     "translation_controls": SOURCES["translation"],
-    "lm_rotary": Source("llama_lm.py", "wikitext-2", "perplexity_per_token"),
+    ROTARY: Source("llama_lm.py", "wikitext-2", "perplexity_per_token"),
+    PASS: Source("llama_lm.py:large", "linux", "perplexity_per_token"),
 }
 CONTROLS = ("mha", "sha")
 # Kinds with at most half of MHA's cache, in the order in which they are measured.
@@ -87,6 +105,7 @@ def attention(base: Config, name: str) -> Fields:
     kinds = TRANSLATION | {
         "mva": {"kind": "mva", "score_features": M // 2},
         "mha-2-heads": {"kind": "mha", "num_heads": 2},
+        "mha-4-heads": {"kind": "mha", "num_heads": 4},
         "mha-narrow": {"kind": "mha", "qkv_features": M // 2},
         "mha-narrow-2-heads": {"kind": "mha", "num_heads": 2, "qkv_features": M // 2},
         "mha-thin": {"kind": "mha", "score_features": M // 2},
@@ -123,15 +142,14 @@ def models(task: str) -> dict[str, dict[str, Fields]]:
     base = base_of(task)
     if task in PLANS:
         make = {"shape": attention, "width": functools.partial(of_size, size=sizes.wider)}
+        extra = MUON_FIELDS if task == ROTARY else {}
         found: dict[str, dict[str, Fields]] = {regime: {} for regime in make}
         for regime, name in (case for stage in stages(task) for case in stage.cases):
-            found[regime][name] = make[regime](base, name)
+            found[regime][name] = make[regime](base, name) | extra
         return found
     if task == MUON:
-        # What Muon does not move has the rate that AdamW's search finds.
-        muon = {"optimizer.name": "muon", "optimizer.adam_rate": base.optimizer.learning_rate}
         kinds = {name: attention(base, name) for name in ("mha", "mva")}
-        return {"adamw": kinds, "muon": {name: muon | kinds[name] for name in kinds}}
+        return {"adamw": kinds, "muon": {name: MUON_FIELDS | kinds[name] for name in kinds}}
     shape = dict.fromkeys(("mha", *HALF_CACHE, *RIVALS, "mhe_add", "mhe_add-2-score-groups", "mva"))
     mha = attention(base, "mha")
     return {

@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     cuda = reports.version_of("nvidia-cuda-nvcc")
     about = reports.header_ahead(__file__, arguments, device, shape, cuda=cuda)
     print(reports.table(COLUMNS, results))
+    print(*(why for row in results if row["kernel"] for why in row["kernel"]["warnings"]), sep="\n")
     reports.save(args.out, {"header": about, "results": results})
     return 0
 
@@ -96,9 +97,7 @@ COLUMNS = {
 } | {
     name: functools.partial(_of_kernel, show)
     for name, show in {
-        "registers, as launched": lambda kernel: str(kernel["registers"]),
         "spilled bytes": lambda kernel: str(kernel["spilled"]),
-        "warnings": lambda kernel: str(len(kernel["warnings"])),
         "tensor core, cycles": lambda kernel: f"{kernel['cycles']['tensor']:,}",
         "exponentials": lambda kernel: f"{kernel['cycles']['exponentials']:,}",
         "to issue": lambda kernel: f"{kernel['cycles']['issue']:,}",

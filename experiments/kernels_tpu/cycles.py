@@ -95,7 +95,6 @@ def _million(cycles: int | None) -> str:
 COLUMNS = {
     "core, with gradients": lambda r: r["case"],
     "T": lambda r: f"{r['length']:,}",
-    "blocks": lambda r: " × ".join(map(str, r["blocks"])),
     "forward kernel, 10⁶ cycles": lambda r: _million(r["forward"]),
     "backward kernel": lambda r: _million(r["backward"]),
     "the rest": lambda r: _million(r["rest"]),

@@ -11,9 +11,9 @@ called with the same shapes share a row. Cases take turns, one sample each a rou
     speed         time of the fastest peer / time of this row
     memory        temporaries and outputs, as the compiler counts them: not what a library that it
                   calls takes for itself
-    FLOP/s        2 for each multiply-add of the row's own algorithm (scores and sums), half of it
-                  where causal, and three times that with gradients
-    of peak       FLOP/s over that of a big matrix product in the same type and the same run
+    of peak       FLOP/s over that of a big matrix product in the same type and the same run; 2 for
+                  each multiply-add of the row's own algorithm (scores and sums), half of it where
+                  causal, and three times that with gradients
 """
 
 import functools
@@ -80,7 +80,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "quartiles": reports.quartiles,
     "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
     "memory MB": reports.megabytes,
-    "GFLOP/s": lambda r: f"{r['flops_per_second'] / 1e9:,.0f}",
     "of peak": lambda r: f"{r['of_peak']:.1%}",
 }
 

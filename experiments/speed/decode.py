@@ -10,8 +10,7 @@ take turns, one decoding a round; encoding the sources is part.
 
     tokens/s   tokens of the best hypothesis of each row / the median
     speed      tokens/s over those of mha at the same batch and beams
-    cache      bytes of keys and values of self-attention and of cross-attention, all layers and
-               beams
+    cache      bytes of keys and values of self- and cross-attention, all layers and beams
     memory     temporaries and outputs, as the compiler counts them
 """
 
@@ -74,8 +73,7 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "quartiles": reports.quartiles,
     "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
     "speed": lambda r: f"{r['speed']:.2f}" if r["speed"] else "-",
-    "self cache KB": lambda r: f"{r['cache_bytes']['self'] / 1e3:,.1f}",
-    "cross cache KB": lambda r: f"{r['cache_bytes']['cross'] / 1e3:,.1f}",
+    "cache MB": lambda r: f"{sum(r['cache_bytes'].values()) / 1e6:,.1f}",
     "memory MB": reports.megabytes,
 }
 

@@ -74,7 +74,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "MFU": lambda r: f"{r['of_peak']:.1%}",
     "memory MB": reports.megabytes,
     "parameters": lambda r: f"{r['parameters']['total']:,}",
-    "of attention": lambda r: f"{r['parameters']['attention']:,}",
 }
 
 

@@ -229,7 +229,7 @@ def needed_bytes(message: str) -> int | None:
 def described(found: dict[str, Any]) -> Iterator[str]:
     batch, hbm, devices = found["batch"], found["hbm_bytes"], found["num_devices"]
     rows = batch["rows_per_chip"]
-    yield f"{found['task']} ({found['attention']}) on {found['topology']}"
+    yield f"{found['task']} ({meter.in_words(found['attention'])}) on {found['topology']}"
     yield f"{devices} × {found['device']}; compiled in {found['compile_seconds']} s"
     yield f"{batch['rows']:,} rows of {batch['length']:,} tokens, {rows:,g} a chip"
     fits = "fits" if found["fits"] else "does not fit"

@@ -1,12 +1,14 @@
-"""What one layer of attention costs, for each kind: parameters, cached numbers, operations.
+"""What attention costs, for each kind: parameters, cached numbers, operations.
 
     python -m mhe_jax.attention.cost --features 768 --num_heads 12
     python -m mhe_jax.attention.cost mha gqa,num_kv_heads=6 mva,score_features=288,qkv_features=384
+    python -m mhe_jax.attention.cost --features 4096 --num_heads 32 --layers 32 --rotary
 
-Parameters are without biases, and with the scales of norms. Operations are those of the forward
-pass of one token, each kind in its cheapest form: `mva`, and without rotary positions `mhe_add`,
-with one score matrix for all heads. On a GPU `auto` may take another: then `mhe_add` costs what
-`mhe_mul` does.
+Counts are those of one layer, or of all `--layers`. Parameters are without biases, and with the
+scales of norms. "MB of 32k" is the cache of 32,768 tokens, 2 bytes a number. Operations are those
+of the forward pass of one token, each kind in its cheapest form: `mva`, and without rotary
+positions `mhe_add`, with one score matrix for all heads. On a GPU `auto` may take another: then
+`mhe_add` costs what `mhe_mul` does.
 """
 
 import argparse
@@ -23,8 +25,10 @@ from flax.traverse_util import flatten_dict
 from mhe_jax.attention import KINDS, Attention, Rotary, make_attention
 from mhe_jax.attention.projection import Projection
 
-HEADINGS = "parameters", "of mha", "cached a token", "of mha", "forward MFLOPs a token"
-LINE = "{:40} {:>14} {:>6} {:>14} {:>6} {:>22}"
+HEADINGS = "parameters", "of mha", "cached a token", "of mha", "MB of 32k", "forward MFLOPs a token"
+LINE = "{:40} {:>14} {:>6} {:>14} {:>6} {:>9} {:>22}"
+# The cache of 32,768 tokens, in numbers of 16 bits.
+CACHE = 2 * 32_768
 ROWS = """\
 kinds, with fields of their modules after commas; without, all kinds, those with key and value heads
 of their own number with a quarter of the heads"""
@@ -95,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("rows", nargs="*", metavar="KIND[,FIELD=NUMBER...]", help=ROWS)
     parser.add_argument("--features", type=int, default=768, help="width M of the model (768)")
     parser.add_argument("--num_heads", type=int, default=12, help="H (12)")
+    parser.add_argument("--layers", type=int, default=1, help="that are counted (1)")
     parser.add_argument("--keys", type=int, default=1024, help=KEYS)
     parser.add_argument("--rotary", action="store_true", help=TURNED)
     asked = parser.parse_args(arguments)
@@ -104,16 +109,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind + few * (getattr(module, "num_kv_heads", 1) is None) for kind, module in KINDS.items()
     ]
 
-    def counts(row: str) -> tuple[int, int, int]:
+    def counts(row: str) -> tuple[int, ...]:
         kind, *given = row.split(",")
         fields = {"num_heads": H, "use_bias": False, "rotary": Rotary() if asked.rotary else None}
         for name, _, number in (field.partition("=") for field in given):
             fields[name] = ast.literal_eval(number)
         module = make_attention(kind, **fields)
         flops = forward_flops(module, M, asked.keys)
-        return parameters(module, M), cached_numbers(module, M), flops
+        each = parameters(module, M), cached_numbers(module, M), flops
+        return tuple(asked.layers * count for count in each)
 
-    print(f"one layer: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
+    layers = f"{asked.layers} layers" if asked.layers > 1 else "one layer"
+    print(f"{layers}: M = {M:,}, H = {H:,}, {asked.keys:,} keys, no biases\n")
     print(LINE.format("kind", *HEADINGS))
     for row in asked.rows or every:
         try:
@@ -123,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (TypeError, ValueError) as error:
             parser.error(f"{row}: {error}")
         shares = f"{made / mha[0]:.0%}", f"{cached / mha[1]:.0%}"
-        numbers = f"{made:,}", shares[0], f"{cached:,}", shares[1], f"{flops / 1e6:,.2f}"
+        megabytes, operations = f"{CACHE * cached / 1e6:,.0f}", f"{flops / 1e6:,.2f}"
+        numbers = f"{made:,}", shares[0], f"{cached:,}", shares[1], megabytes, operations
         print(LINE.format(row, *numbers))
 
 

@@ -112,7 +112,7 @@ class AttentionKind(FlaxFields):
         For heads of width D, whose keys are made from inputs `features` wide.
         """
         if self.kv_heads is None:
-            raise ValueError(f"num_kv_heads=None must divide num_heads={self.num_heads}")
+            raise ValueError(f"num_kv_heads is not set: a divisor of num_heads={self.num_heads}")
         for field in ("num_kv_heads", "num_groups", "score_groups"):
             parts = getattr(self, field, None)
             if parts is not None and self.num_heads % parts:

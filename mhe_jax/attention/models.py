@@ -125,14 +125,14 @@ class _Seen:
         return jax.tree.map(lambda *a: jnp.stack(a).reshape(*stacked, *a[0].shape), *found)
 
 
-def _fields_of(module: Any, converted: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the module that takes the place of this one, with these parameters."""
+def _fields_of(module: Any, fields: dict[str, Any], use_bias: bool) -> dict[str, Any]:
+    """The fields of the module that takes the place of this one."""
     if getattr(module, "attention_fn", None) not in SOFTMAX:
         raise InputError("attention_fn: attention with one of its own is not converted")
     taken = {name: getattr(module, name) for name in FIELDS if hasattr(module, name)}
     if isinstance(module, (LINEN[0], NNX[0])) and taken["broadcast_dropout"]:
         taken["broadcast_dropout"] = "batch"  # what True means there
-    return taken | fields | {"use_bias": "bias" in converted["out"]}
+    return taken | fields | {"use_bias": use_bias}
 
 
 # Linen: an interceptor of method calls reads the inputs of attention, and later takes its place.
@@ -160,9 +160,11 @@ def _at_attention(do: Callable[..., Any]):
 
 
 def _convert_linen(model: nn.Module, variables, kind: str, batches, fields) -> tuple[Any, Any]:
-    seen, modules = _Seen(), {}
+    seen, modules, biases = _Seen(), {}, {}
 
     def note(module, call, given):
+        if module.decode:
+            raise InputError(f"attention {module.path}: takes decode=False while it is converted")
         modules[module.path] = module
         seen.note(module.path, **given)
         return call()
@@ -175,11 +177,15 @@ def _convert_linen(model: nn.Module, variables, kind: str, batches, fields) -> t
         own = functools.reduce(lambda tree, name: tree[name], path, params)
         converted = seen.converted(path, own, kind, fields, getattr(module, "kind", "mha"))
         params = _replaced(params, path, converted)
-        modules[path] = make_attention(kind, **_fields_of(module, converted, fields))
+        biases[path] = "bias" in converted["out"]
+        _fields_of(module, fields, biases[path])  # refuses what is not converted
 
     def instead(root, module, call, given):
-        new = modules.get(module.path[len(root.path) :])
-        return new.clone(parent=module.scope)(**given) if new else call()
+        """With the fields of this call, such as `decode`, which may differ from the last one's."""
+        if (use_bias := biases.get(module.path[len(root.path) :])) is None:
+            return call()
+        fields_now = _fields_of(module, fields, use_bias)
+        return make_attention(kind, parent=module.scope, **fields_now)(**given)
 
     def with_attention(method):
         @functools.wraps(method, updated=())
@@ -221,7 +227,7 @@ def _convert_nnx(model: nnx.Module, kind: str, batches, fields) -> tuple[Any, An
         params = nnx.to_pure_dict(nnx.state(old, nnx.Param))
         converted = seen.converted(place, params, kind, fields, source)
         widths = {name: getattr(old, name) for name in ("in_features", "in_kv_features")}
-        own = _fields_of(old, converted, fields) | widths
+        own = _fields_of(old, fields, "bias" in converted["out"]) | widths
         new = make_nnx_attention(kind, rngs=nnx.Rngs(0), **own)
         nnx.update(new, converted)
         new.rngs = old.rngs

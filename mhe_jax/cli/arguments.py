@@ -106,12 +106,15 @@ def _parsed(default: Any, options: Sequence[str], bare_flags: bool, **how: Any) 
     except SystemExit as stop:
         if not stop.code:
             raise
-    # The complaint out of its box, and of what may have been meant the names alone.
-    text = re.sub(r"^[╭╰].*$|[│]", "", box.getvalue(), flags=re.MULTILINE)
+    # The complaint out of its box, which is a title and rules unless standard output is UTF-8, and
+    # of what may have been meant the names alone.
+    text = re.sub(r"^[╭╰].*$|│|\A .*\n -{9,} *$", "", box.getvalue(), flags=re.MULTILINE)
     text = text.replace("Unrecognized options:", "unknown field")
-    complaint, *rest = re.split(r"─+|Got errors:", text)
-    near = did_you_mean(re.findall(r"^ +(--[\w.]+) ", "".join(rest), re.MULTILINE))
+    complaint, *rest = re.split(r"─+|-{9,}|Got errors:", text)
+    near = ""
     complaint = " ".join(complaint.split())
     if complaint.startswith("unknown field"):  # without the values that were given to it
         complaint = re.sub(r", (?!--)[^,]*", "", complaint)
+        near = did_you_mean(re.findall(r"^ +(--[\w.]+) ", "".join(rest), re.MULTILINE))
+        near = near or "; --help lists fields"
     raise InputError(complaint + near)

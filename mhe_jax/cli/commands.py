@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import json
+import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +13,16 @@ from typing import Any
 from mhe_jax import __version__
 from mhe_jax.cli import runs, sweep
 from mhe_jax.cli.arguments import parse_fields, parse_target, parse_train_arguments
-from mhe_jax.cli.process import called, output, say_that_jax_starts
+from mhe_jax.cli.process import called, output, output_table, say_that_jax_starts
 from mhe_jax.config import Comparison, Config, InputError, not_installed
 from mhe_jax.config.fields import leaves
 from mhe_jax.config.files import TOKENIZER, files_of
 from mhe_jax.config.loading import about_config, config_file, shipped_configs
 from mhe_jax.config.places import check_scheme, path_of, scheme_of, source_path
+
+# Columns of the page that `compare` shows on a terminal, beside the score.
+COMPARED = "± over seeds", "minus mha", "± 2 SE", "against mha"
+COMPARED += ("parameters", "in attention", "cached numbers a token", "best validation loss")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,10 +45,12 @@ def main(arguments: Sequence[str]) -> None:
             tell(result)
 
 
-def tell(result: dict[str, Any]) -> None:
-    """A line of JSON; on a terminal a line for each number and text."""
+def tell(result: dict[str, Any], show: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """A line of JSON; on a terminal what `show` writes, or a line for each number and text."""
     if not sys.stdout.isatty():
         return output(json.dumps(result) + "\n")
+    if show is not None:
+        return show(result)
     for name, value in leaves(result).items():
         shown = value if isinstance(value, str) else json.dumps(value)
         shown = f"{value:.6g}" if isinstance(value, float) else shown
@@ -84,8 +92,11 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     """
     if any(option.partition("=")[0] in ("--sweep", "--seeds") for option in options):
         found = sweep.run(sweep.parse([*places, *options]))
-        tell(found)
+        tell(found, sweep.show)
+        print(sweep.best_in_words(found), file=sys.stderr)
         sys.exit(1 if found["failed"] else 0)
+    if "--evaluate" in options:
+        raise InputError("--evaluate goes with --sweep or --seeds; `eval` scores one run")
     # jax starts only once the arguments are right.
     target, options = parse_target(options)
     if target is not None:
@@ -124,21 +135,35 @@ def check_local_files(config: Config) -> None:
                     raise InputError(f"{path}: no such file (data.{field}){fetch}")
 
 
-def compare(paths: list[str], options: list[str]) -> dict[str, Any]:
+def compare(paths: list[str], options: list[str]) -> None:
     """Tables and plots of many runs, and of sweeps; as `eval.py compare`.
 
     `compare RUNS --help` explains every field.
     """
     comparison = parse_fields(Comparison(), options, "compare", "RUNS...")
+    os.environ["JAX_PLATFORMS"] = "cpu"  # it counts shapes, and leaves an accelerator alone
     try:
         from mhe_jax.report import report
     except ModuleNotFoundError as error:
         raise not_installed(f"compare needs {error.name}", "report") from None
-    return report.compare(paths, comparison)
+    tell(report.compare(paths, comparison), _show_comparison)
+
+
+def _show_comparison(found: dict[str, Any]) -> None:
+    for section in found["sections"]:
+        names = ("attention", "seeds", section["metric"].replace("_", " "), *COMPARED)
+        rows = [{n: row[n] for n in names if n in row} for row in section["groups"]]
+        output(f"{section['title']}\n")
+        output_table(rows or [{"attention": "no run is finished"}])
+        # Those on ratios are about columns that only the page has.
+        notes = (note for note in section["notes"] if "PRR" not in note)
+        output("".join(f"{note}\n" for note in notes) + "\n")
+    counts = ", ".join(f"{count} {status}" for status, count in found["runs"].items() if count)
+    output(f"runs: {counts}; the whole table, with pictures: {found['out']}/report.html\n")
 
 
 def configs(places: list[str], options: list[str]) -> None:
-    """The shipped experiments, with a line each and their variants.
+    """The shipped experiments: what each trains, how long that takes, and its variants.
 
     Any command that takes a config takes such a name, with a variant as in `multi30k:small`.
     `show NAME` prints the file, to change it:
@@ -152,7 +177,9 @@ def configs(places: list[str], options: list[str]) -> None:
         return output(config_file(places[1])[0].read_text(encoding="utf-8"))
     for name in shipped_configs():
         about, variants = about_config(name)
-        output(f"{name:15} {about.partition(chr(10))[0]} {' '.join(f':{v}' for v in variants)}\n")
+        (time,) = re.findall(r"^Expected time: ([^(.;,]*[^(.;,\s])", about, re.MULTILINE)
+        names = " ".join(f":{variant}" for variant in variants)
+        output(f"{name:15} {about.partition(chr(10))[0]} Time: {time}. {names}\n")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,6 +33,32 @@ def output(text: str) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
+
+
+def output_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows of the same names for people, without the columns that have no value."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)]
+    table, console = (
+        Table(box=None, padding=(0, 2, 0, 0), header_style="none"),
+        Console(markup=False, highlight=False),
+    )
+    for name in names:
+        text = any(isinstance(row[name], str) for row in rows)
+        table.add_column(name, justify="left" if text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(_shown(row[name]) for name in names))
+    with console.capture() as captured:
+        console.print(table)
+    output("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def say_that_jax_starts() -> None:
@@ -99,6 +125,8 @@ def run_entry_point(main: Callable[[], Any]) -> NoReturn:
         elif isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
             less = "(less is needed with a smaller data.batch_size, or model.remat True)"
             status, line = 1, f"{str(error).splitlines()[0]} {less}"
+        elif isinstance(error, RuntimeError) and "Unable to initialize backend" in str(error):
+            status, line = 2, f"JAX_PLATFORMS: {str(error).splitlines()[0]}"
         if line is None or os.environ.get("MHE_JAX_TRACEBACK") == "1":
             traceback.print_exception(error)
             status = 1

@@ -8,7 +8,9 @@ import dataclasses
 import itertools
 import os
 import re
+import shlex
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mhe_jax.cli.arguments import parse_train_arguments
+from mhe_jax.cli.process import called, output_table
 from mhe_jax.config import Config, InputError, result_name
 from mhe_jax.config.fields import leaves, load_json, short_names, to_dict
 from mhe_jax.config.files import CONFIG, RESULT
@@ -27,6 +30,8 @@ OF_DATA = ("data.labels", "model.num_classes", "model.num_spans")
 ROOT = str(Path(__file__).parents[2])
 COMMAND = (sys.executable, "-m", "mhe_jax")
 LOG = "log.txt"
+# What says which run is best, as `result.json` calls it; times its sign, less is better.
+BETTER = {"best_validation_score": -1, "best_validation_loss": 1}
 
 
 class Sweep(NamedTuple):
@@ -63,6 +68,8 @@ def parse(arguments: Sequence[str]) -> Sweep:
         swept.setdefault(name.replace("-", "_"), []).extend(texts.split(","))
     workdir = given.workdir or f"{base.workdir}-sweep"
     check_scheme("workdir", workdir, ())  # the log of each run grows line by line
+    if Path(workdir).is_file():
+        raise InputError(f"workdir={workdir}: is a file; takes a directory")
     short, runs = short_names([*swept][1:]), {}
     for values in itertools.product(*swept.values()):
         own = [f"--{name}={value}" for name, value in zip(swept, values, strict=True)]
@@ -93,8 +100,11 @@ def result_of(config: Config) -> dict[str, Any] | None:
 def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
     """Runs what is not finished, by `command train` and `eval`, also after one that fails.
 
+    If the first two fail alike, it ends: that is no matter of the values that are swept.
+
     A signal that ends the sweep ends its run too, which saves. Returns `runs`, also in sweep.json,
-    each with name, workdir, status, reason and result; and how many are `done` and `failed`.
+    each with name, workdir, status, reason and result; how many are `done` and `failed`; and the
+    `best`, see `best_of`.
     """
     runs: list[dict[str, Any]] = []
     for config, arguments in sweep.runs:
@@ -115,9 +125,63 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
         runs.append({"name": workdir.name, "workdir": str(workdir), **told, "result": result})
         save_sweep(sweep.workdir, runs)
         print(": ".join(told.values()), file=sys.stderr)
+        if len(runs) == 2 and reason == runs[0].get("reason") is not None:
+            print("the first two failed alike: the others do not begin", file=sys.stderr)
+            break
     failed = sum(each["status"] == "failed" for each in runs)
     about = {"workdir": str(sweep.workdir), "done": len(runs) - failed, "failed": failed}
-    return {**about, "runs": runs}
+    return {**about, "best": best_of(runs), "runs": runs}
+
+
+def best_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What has the best mean over its seeds on the validation split, and its best run.
+
+    That is the lowest loss, or the highest score where a task has one. Values with fewer finished
+    seeds than others do not count. None if no run has been validated.
+    """
+    found: dict[str, list[tuple[float, str, str]]] = {}
+    for each in runs:
+        result = each["result"] or {}
+        metric = next((name for name in BETTER if name in result), None)
+        if metric is not None:
+            values = re.sub(r",?seed=\d+$", "", each["name"]) or each["name"]
+            kept = found.setdefault(values, [])
+            kept.append((BETTER[metric] * result[metric], each["workdir"], metric))
+    if not found:
+        return None
+
+    def rank(values: str) -> tuple[int, float]:
+        return -len(found[values]), statistics.fmean(value for value, *_ in found[values])
+
+    name = min(found, key=rank)
+    _, workdir, metric = min(found[name])
+    count, value = rank(name)
+    return {"name": name, "seeds": -count, metric: BETTER[metric] * value, "workdir": workdir}
+
+
+def best_in_words(found: dict[str, Any]) -> str:
+    """Which run of a sweep is best, and how to score it, in a line."""
+    if not (best := found["best"]):
+        return "no run has a validation loss"
+    (metric,) = BETTER.keys() & best
+    number = f"{metric.removeprefix('best_').replace('_', ' ')} {best[metric]:.5g}"
+    seeds = f" (mean of {best['seeds']} seeds)" if best["seeds"] > 1 else ""
+    command = called("eval", shlex.quote(best["workdir"]))
+    return f"best: {best['name']}, {number}{seeds}, in {best['workdir']}; to score it: {command}"
+
+
+def show(found: dict[str, Any]) -> None:
+    """The runs of a sweep for people."""
+    rows = []
+    for each in found["runs"]:
+        result = each["result"] or {}
+        numbers = {name.replace("_", " "): result.get(name) for name in BETTER}
+        steps = {"steps": result.get("steps"), "minutes": None}
+        if "training_seconds" in result:
+            steps["minutes"] = result["training_seconds"] / 60
+        rows.append({"run": each["name"], "status": each["status"], **numbers, **steps})
+        rows[-1]["reason"] = each.get("reason")
+    output_table(rows)
 
 
 def _call(workdir: Path, command: Sequence[str]) -> str | None:

@@ -76,7 +76,9 @@ def config_file(name: str) -> tuple[Path, str]:
     shipped = shipped_configs()
     path = shipped.get(short, Path(short))
     if not path.is_file():
-        raise InputError(f"no config file {path}; those that come along: {', '.join(shipped)}")
+        raise InputError(
+            f"no config file or run {path}; those that come along: {', '.join(shipped)}"
+        )
     return path, variant
 
 
@@ -94,4 +96,6 @@ def config_of(run: str | Path, field: str = "") -> Config:
     except InputError as error:
         gone = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
         reason = f"no run at {run}: there is no {CONFIG}" if gone else str(error)
+        if gone and (below := sorted(path_of(run).glob(f"*/{CONFIG}"))):
+            reason += f"; there are runs below, such as {below[0].parent}"
         raise InputError(f"{field}: {reason}" if field else reason) from None

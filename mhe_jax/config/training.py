@@ -174,7 +174,7 @@ def result_name(evaluation: EvaluationConfig) -> str:
 class Comparison:
     """Tables and plots of finished runs, by attention and whatever else differs."""
 
-    # Where report.html and runs.csv go.
+    # Where report.html, table.csv and runs.csv go.
     out: str = "report"
     # The split whose scores are compared, as eval.py left them in the run.
     split: Literal["validation", "test"] = "test"

@@ -46,6 +46,8 @@ BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, ValueError, RecursionEr
 INDEX = "index"  # a field that numbers the records
 # The fields where nobody has named any, and so the columns of a table without names.
 NAMELESS = ("text",), ("source", "target")
+# What is no example, but names columns: languages, and what pairs are often called.
+LIKE_NAMES = re.compile(r"[a-z]{2}(?:[-_][A-Za-z]{2,4})?|src|tgt|trg|input|output", re.IGNORECASE)
 
 
 class Source(NamedTuple):
@@ -170,6 +172,13 @@ def _named(rows: Iterator[tuple[int, list[str]]], fields: Sequence[str]) -> Reco
             named = tuple(fields) not in NAMELESS or {*cells} & {*fields}
             if named or len(cells) != len(fields):
                 continue
+            if len(cells) == 2 and all(map(LIKE_NAMES.fullmatch, cells)):
+                one, other = cells
+                raise InputError(
+                    f"{number}: '{one}' and '{other}' look like names of columns: --data.fields "
+                    "takes that of the source and that of the target; if they are an example, "
+                    "begin with a line of 'source' and 'target'"
+                )
             names = list(fields)
         if len(cells or [""]) != len(names):
             raise InputError(f"{number}: has {len(cells)} columns, not {len(names)} as before")

@@ -199,13 +199,12 @@ def sample_text(text: Text, sample_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
 def train_tokenizer(
     texts: Sequence[tuple[Text, float]],
     vocabulary_size: int,
-    option: str = "model.vocabulary_size",
+    field: str = "model.vocabulary_size",
 ) -> Tokenizer:
     """Trains exactly `vocabulary_size` pieces; the same text gives the same bytes.
 
-    Of large texts it sees a sample in proportion to their weights. Messages name `option`.
+    Of large texts it sees a sample in proportion to their weights. Messages name `field`.
     """
-    option = f"{option}={vocabulary_size}"
     name = " and ".join(text.name for text, _ in texts)
     total = sum(weight for _, weight in texts)
     shares = [(text, math.ceil(SAMPLE_BYTES * weight / total)) for text, weight in texts]
@@ -233,5 +232,7 @@ def train_tokenizer(
         reason = str(error).rpartition("] ")[2].strip() or "has no text to train a tokenizer on"
         if least := re.search(r"required_chars. \d+ vs (\d+)", reason):
             reason = f"is too few for its characters: takes at least {least[1]}"
-        raise InputError(f"{option}: {name}: {reason}") from None
+        elif most := re.search(r"<= (\d+)", reason):
+            reason = f"has too little text for so many: give --{field} {most[1]}, or less"
+        raise InputError(f"{field}={vocabulary_size}: {name}: {reason}") from None
     return Tokenizer(model.getvalue(), f"tokenizer of {name}")

@@ -145,9 +145,12 @@ def _card(run: Any, to: str, what: str, use: str) -> str:
     if short:
         facts.append(f"made from {', '.join(short)}")
     for path in sorted(run.workdir.glob("eval_*.json")):
-        with contextlib.suppress(ValueError, AttributeError, TypeError):  # not such a result
-            scores = in_words(config, json.loads(path.read_bytes()))
-            facts.append(f"{path.stem.removeprefix('eval_')}: {scores}")
+        with contextlib.suppress(
+            ValueError, AttributeError, TypeError, KeyError
+        ):  # not such a result
+            result = json.loads(path.read_bytes())
+            if list(result["steps"]) == list(run.steps):  # of this checkpoint
+                facts.append(f"{path.stem.removeprefix('eval_')}: {in_words(config, result)}")
     two = f" + {model.decoder_layers}" if "cross" in config.facts.roles else ""
     return CARD.format(
         name=name,

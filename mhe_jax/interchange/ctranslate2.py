@@ -62,7 +62,8 @@ LINES = {
 translator = ctranslate2.Translator("DIRECTORY", compute_type="int8")
 lines = pieces.encode(["a sentence", "and another one"], out_type=str)
 lengths = {{"min_decoding_length": {least}, "max_decoding_length": {length}}}
-found = translator.translate_batch(lines, beam_size={beams}, **lengths, **never)
+how = {{"beam_size": {beams}, "length_penalty": {penalty}}}
+found = translator.translate_batch(lines, **how, **lengths, **never)
 print(pieces.decode([translation.hypotheses[0] for translation in found]))""",
     "lm": """\
 generator = ctranslate2.Generator("DIRECTORY", compute_type="int8")
@@ -85,7 +86,8 @@ def write(run: Run, directory: Path) -> Export:
     spec.save(str(directory))
     (directory / TOKENIZER).write_bytes((run.workdir / TOKENIZER).read_bytes())
     longest, e = config.model.max_length, config.evaluation
-    lines = LINES[config.task].format(length=longest, beams=e.beam_size, least=e.min_length)
+    search = {"beams": e.beam_size, "penalty": e.length_penalty, "least": e.min_length}
+    lines = LINES[config.task].format(length=longest, **search)
     return result, WHAT.format(length=longest), USE.format(lines=lines)
 
 

@@ -11,55 +11,71 @@ on metrics. For scores where lower is better, the paper's formula is not known; 
     PEoP = ((score_SHA - score) / score_SHA) / ((P - P_SHA) / P_SHA)
 
 OUT/report.html    self-contained: tables and pictures, nothing from a network
-OUT/runs.csv       every run: its group, config, numbers and scores in full
+OUT/table.csv      its tables of groups as one, with numbers in full
+OUT/runs.csv       every run: its group, numbers and scores in full, and where configs differ
 """
 
-import base64
 import html
-import io
-import math
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from mhe_jax.config import Comparison, InputError
 from mhe_jax.config.files import write_whole
 from mhe_jax.config.places import check_scheme
-from mhe_jax.report.runs import SETTINGS, STEP, TIMES, VALIDATION, Section, read_runs, sections
-from mhe_jax.tasks import TASKS
+from mhe_jax.report.pictures import CAPTION, pictures
+from mhe_jax.report.runs import (
+    FIELDS,
+    NUMBERS,
+    SETTINGS,
+    STEP,
+    TIMES,
+    VALIDATION,
+    Section,
+    read_runs,
+    sections,
+)
+from mhe_jax.tasks.labelled.table import row_of
 from mhe_jax.tasks.metrics import lower_is_better
 
 PAGE, TITLE = "report.html", "Comparison of attention kinds"
-MARKS = "osD^vh*d<>p"  # one more than there are colours in C0 to C9
+BEST_LOSS = VALIDATION.replace("_", " ")
+NO_TABLE = pd.DataFrame(index=pd.Index([], name="title"))
+DIFFERENCE = "minus mha", "± 2 SE", "against mha"
 SCORES = ("data.tokenizer", *(f"eval.{name}" for name in SETTINGS))
 RATIOS = (
     "PRR = 100 · score / score of mha; PEoP = ((score - sha) / sha) / ((P - P_sha) / P_sha), P the "
     "attention parameters; each against the mha or sha that differs in its attention alone. Better "
-    "and worse are by more than two standard errors of the difference."
+    "and worse are by more than two standard errors (SE) of the difference."
 )
 LOWER = (
     "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. The paper "
     "does not say how it does that."
 )
-CAPTION = (
-    "Score against costs: the line goes through what nothing beats by its mean; bars are one "
-    "standard deviation over seeds; the cross is mha. Below, learning curves: a line for each run."
-)
 HEAD = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{TITLE}</title>
 <style>
+:root {{ color-scheme: light dark; }}
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 2rem auto; }}
-div {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 14px; }}
+body {{ padding: 0 1rem; overflow-wrap: anywhere; }}
+.pictures {{ display: flex; flex-wrap: wrap; align-items: start; gap: 1rem; }}
+img {{ background: #fff; max-width: 100%; }}
+/* A shadow where the table goes on to the right, covered by what scrolls with its end. */
+.table {{ overflow-x: auto; background:
+  linear-gradient(Canvas, Canvas) right / 1rem 100% no-repeat local,
+  linear-gradient(to left, #8888, transparent) right / 1rem 100% no-repeat; }}
+table {{ border-collapse: collapse; font-size: 14px; overflow-wrap: normal; }}
 th, td {{ padding: .3rem .5rem; border-bottom: 1px solid #8888; text-align: right; }}
-img {{ max-width: 100%; }}
+:is(th, td):first-child {{ position: sticky; left: 0; background: Canvas; text-align: left; }}
+td:first-child {{ min-width: 11rem; overflow-wrap: anywhere; }}
 </style>
 </head>
 <body>
@@ -75,30 +91,52 @@ def compare(paths: Sequence[str | Path], settings: Comparison) -> dict[str, Any]
     out = Path(settings.out)
     runs = read_runs(paths, settings.split)
     found = sections(runs, settings.metric, settings.choose)
+    if out.is_file():
+        raise InputError(f"--out {out}: is a file; takes a directory")
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()) and not (out / PAGE).exists():
         raise InputError(f"--out {out}: holds something other than a report; give another")
     devices = ", ".join(sorted({*runs.device.dropna()})) or "not known"
     body = [HEAD, _text(f"{len(runs)} runs, {settings.split} split. Devices: {devices}.")]
-    told = []
+    told, tables = [], []
     for section in found:
         frame, digits, notes = main_table(section, settings.split)
         groups = frame.astype(object).where(frame.notna(), None).to_dict("records")
         names = {"title": section.title, "metric": section.metric}
         told.append({**names, "groups": groups, "notes": notes})
-        image = f'<p><img alt="" src="{picture(section)}"></p>'
-        body += [f"<h2>{html.escape(section.title)}</h2>", image]
+        tables.append(frame.assign(title=section.title).set_index("title"))
+        images = [f'<img alt="{name}" src="{data}">' for name, data in pictures(section).items()]
+        body += [f"<h2>{html.escape(section.title)}</h2>"]
+        body += ['<div class="pictures">', *images, "</div>"]
         body += [_text(CAPTION), _html(frame, digits), *map(_text, notes)]
     runs = pd.concat([*(section.runs for section in found), runs[runs.config.isna()]])
+    runs = runs.astype({"seed": "Int64"})  # whole also beside runs without one
     names = ["group", "seed", "status", "reason", VALIDATION, "best_step", "training_seconds"]
     listed = runs.reindex(columns=names).reset_index()
-    body += ["<h2>Runs</h2>", _html(listed, {VALIDATION: 4, "training_seconds": 1})]
-    whole = runs.drop(columns=["config", "curve", "scores"]).dropna(axis="columns", how="all")
+    listed.columns = listed.columns.str.replace("_", " ")
+    body += ["<h2>Runs</h2>", _html(listed, {BEST_LOSS: 4, "training seconds": 1})]
     write_whole(out / PAGE, "\n".join([*body, "</body>\n</html>\n"]))
-    write_whole(out / "runs.csv", whole.to_csv())
+    write_whole(out / "table.csv", pd.concat([NO_TABLE, *tables]).to_csv())
+    write_whole(out / "runs.csv", _of_each(runs).to_csv())
     statuses = ("done", "not finished", "failed")
     of_each = {status: int((runs.status == status).sum()) for status in statuses}
     return {"out": str(out), "runs": of_each, "sections": told}
+
+
+def _of_each(runs: Any) -> Any:
+    """What runs.csv has: who a run is, its numbers, and other columns in which runs differ."""
+    kept = {"group", "kind", "seed", "status", "reason", *NUMBERS, *runs.scores.explode()}
+    known = runs.drop(columns=["config", "curve", "scores"]).dropna(axis="columns", how="all")
+    differ = known[runs.config.notna()].nunique(dropna=False) > 1
+    found = known[[name for name in known if name in kept or differ[name]]]
+    texts = [name for name in found if name in FIELDS or name.startswith("eval.")]
+    return found.assign(**{name: found[name].map(_plain, na_action="ignore") for name in texts})
+
+
+def _plain(text: str) -> str | None:
+    """A value of a config as JSON; text without its quotes, None for null."""
+    value = json.loads(text)
+    return value if value is None or isinstance(value, str) else text
 
 
 def retention(score: Any, mha: Any, *, lower_is_better: bool = False) -> Any:
@@ -123,7 +161,7 @@ def elasticity(
 
 
 def main_table(section: Section, split: str) -> tuple[Any, dict[str, int], list[str]]:
-    """The paper's table: parameters, score, PRR, PEoP, then cache and speed.
+    """The paper's table: score and its difference from mha, parameters, PRR, PEoP, cache, speed.
 
     Returns the DataFrame, the digits of its columns, and what a reader has to know of it.
     """
@@ -135,17 +173,18 @@ def main_table(section: Section, split: str) -> tuple[Any, dict[str, int], list[
     mha_score, mha_count = (of.reindex(mha).to_numpy() for of in (score, count))
     sha_score, sha_count = (of.reindex(sha).to_numpy() for of in (score, count))
     peop = elasticity(score, count, sha_score, sha_count, **how)
+    differences = zip(*map(s.against, groups, mha), strict=True) if len(groups) else [()] * 3
     columns = {
         "seeds": s.seeds[s.metric],
+        titled: score,
+        "± over seeds": s.std[s.metric],
+        **dict(zip(DIFFERENCE, map(list, differences), strict=True)),
         "parameters": mean["parameters.total"],
         "in attention": count,
         "% of mha": 100 * count / mha_count,
-        titled: score,
-        "± over seeds": s.std[s.metric],
         "PRR": retention(score, mha_score, **how),
-        "against mha": [*map(s.against, groups, mha)],
         "PEoP": peop.where(count != sha_count),  # else nothing was spent
-        "lowest validation loss": None if s.metric == VALIDATION else mean[VALIDATION],
+        BEST_LOSS: mean[VALIDATION],
         "cached numbers a token": s.groups.cached,
         "training tokens/s": mean.tokens_per_second.where(mean.training_seconds.notna()),
         "ms a step": 1000 * mean[STEP],
@@ -156,7 +195,8 @@ def main_table(section: Section, split: str) -> tuple[Any, dict[str, int], list[
     frame: Any = pd.DataFrame(columns, groups).astype(dict.fromkeys(whole, "Int64"))
     frame = frame.dropna(axis="columns", how="all").reset_index()
     digits = dict.fromkeys(("% of mha", "PRR", "ms a step", "training minutes"), 1)
-    digits |= {titled: 2, "± over seeds": 2, "PEoP": 3, "lowest validation loss": 4}
+    digits |= dict.fromkeys((titled, "± over seeds", *DIFFERENCE), 2)
+    digits |= {"PEoP": 3, BEST_LOSS: 4}
     ratios = [RATIOS, *[LOWER] * how["lower_is_better"]] if any((*mha, *sha)) else []
     return frame, digits, [*ratios, *_notes(section, split)]
 
@@ -165,7 +205,10 @@ def _notes(section: Section, split: str) -> list[str]:
     s, runs = section, section.runs[section.runs.group.notna()]
     missing = runs.index[runs[s.metric].isna() | (runs.scores.str.len() == 0)]
     commands = (f"`python eval.py {shlex.quote(path)} --split {split}`" for path in missing)
+    labelled = row_of(s.runs.config.iloc[0]) if s.metric == "score" else None
+    official = " and ".join(labelled.scored_by or labelled.metrics) if labelled else ""
     told = {
+        "The score is {}, in per cent.": "the mean of " * (" and " in official) + official,
         f"Not scored on the {split} split: {{}}.": ", ".join(commands),
         "Cached numbers are those of all layers of the decoder; a translator's also of a source "
         "token.": s.groups.cached.notna().any(),
@@ -188,55 +231,4 @@ def _html(frame: Any, digits: Mapping[str, int]) -> str:
         return [cell if isinstance(cell, str) else format(cell, form) for cell in numbers]
 
     cells = {name: shown(column) for name, column in frame.items()}
-    return f"<div>{pd.DataFrame(cells).to_html(index=False, border=0)}</div>"
-
-
-def front(points: Sequence[tuple[float, float]], lower: bool) -> list[tuple[float, float]]:
-    """The points (cost, score) that no other beats, by cost: none is as cheap and better."""
-    sign, kept = 1 if lower else -1, []
-    for point in sorted(points, key=lambda point: (point[0], sign * point[1])):
-        if not kept or sign * point[1] < sign * kept[-1][1]:
-            kept.append(point)
-    return kept
-
-
-def picture(section: Section) -> str:
-    """The address of an image that a page holds itself, with what `CAPTION` says.
-
-    Curves are of the validation loss, or of the training loss where there is none.
-    """
-    s, lower = section, lower_is_better(section.metric)
-    score, known = s.mean[s.metric], math.nan if s.unlike(TIMES, STEP) else 1.0
-    costs = {
-        "attention parameters (millions)": s.mean["parameters.attention"] / 1e6,
-        "cached numbers a token": s.groups.cached,
-        "time of a step (ms)": 1000 * s.mean[STEP] * known,
-    }
-    figure = Figure(layout="constrained", figsize=(11, 8 + 0.06 * len(s.groups)))
-    axes: Any = figure.subplot_mosaic([[*costs], ["curves"] * len(costs)])
-    for number, group in enumerate(s.groups.index):
-        # A cross is mha, which the others are to match; a dollar would begin a formula.
-        mark = "X" if group.partition(",")[0] == "mha" else MARKS[number % len(MARKS)]
-        look = {"color": f"C{number % 10}", "marker": mark}
-        label = group.replace("$", r"\$")
-        for name, cost in costs.items():
-            bars = {"yerr": s.std[s.metric][group], "capsize": 3, "linestyle": "none"}
-            axes[name].errorbar(cost[group], score[group], **bars, **look, label=label)
-        for curve in s.runs[s.runs.group == group].curve:
-            if points := curve.get("validation") or curve.get("train"):
-                axes["curves"].plot(*zip(*points, strict=True), **look, markersize=4, linewidth=1)
-    for name, cost in costs.items():
-        points = [each for each in zip(cost, score, strict=True) if not any(map(math.isnan, each))]
-        if best := front(points, lower):
-            end = (max(cost for cost, _ in points), best[-1][1])
-            line = {"color": "0.5", "drawstyle": "steps-post", "zorder": 1}
-            axes[name].plot(*zip(*best, end, strict=True), **line)
-        axes[name].set(xlabel=name, title="" if points else "not known, or does not compare")
-    better = "lower" if lower else "higher"
-    axes[next(iter(costs))].set_ylabel(f"{s.metric.replace('_', ' ')} ({better} is better)")
-    axes["curves"].set(xlabel="step", ylabel=f"loss ({TASKS[s.task].loss_unit})")
-    legend = axes[next(iter(costs))].get_legend_handles_labels()
-    figure.legend(*legend, loc="outside lower center", ncols=3, fontsize=8)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f'<div class="table">{pd.DataFrame(cells).to_html(index=False, border=0)}</div>'

@@ -30,7 +30,7 @@ from mhe_jax.training import tracking
 VALIDATION, STEP = "best_validation_loss", "step_seconds"
 NUMBERS = (VALIDATION, STEP, "training_seconds", "tokens_per_second", "output_tokens_per_second")
 NUMBERS += ("best_step", "parameters.total", "parameters.attention")
-TOLD = ("config", "seed", "status", "reason", "device", "trained", "metric", "scores", "curve")
+TOLD = ("config", "seed", "status", "reason", "device", "trained", "scores", "curve")
 FIELDS = (*leaves(to_dict(Config())), "changed")
 # How a run was evaluated, in what eval.py leaves.
 SETTINGS = {field.name for field in dataclasses.fields(EvaluationConfig)}
@@ -57,8 +57,8 @@ def read_runs(paths: Iterable[str | Path], split: str) -> Any:
     """All runs at and below `paths` as a DataFrame, a row each; the index is their paths.
 
     Its columns: `TOLD` (a run without a config has only status and reason; `trained` is False for
-    what was converted and only scored; metric is the score that decides, scores are the names of
-    all, curve is {split: [(step, loss)]}), FIELDS as JSON, eval.SETTING, and all numbers found.
+    what was converted and only scored; scores are the names of all, curve is
+    {split: [(step, loss)]}), FIELDS as JSON, eval.SETTING, and all numbers found.
 
     Raises InputError for a path with no runs, or a file that is not what a run leaves.
     """
@@ -134,7 +134,6 @@ def _read(path: Path, split: str) -> dict[str, Any]:
         "reason": reason,
         "device": name if count == 1 else f"{count} x {name}",
         "trained": bool(result),
-        "metric": scores.get("metric"),
         "scores": [n for n in measured if not any(part in n for part in NO_SCORES)],
         "curve": curve,
     }
@@ -172,22 +171,22 @@ class Section(NamedTuple):
         best = rank.index[rank == rank.max()]
         return str(best[0]) if len(best) == 1 else None
 
-    def against(self, group: str, other: str | None) -> str | None:
-        """`better` or `worse` than another by more than two standard errors of the difference.
+    def against(self, group: str, other: str | None) -> tuple[float, float, str | None]:
+        """The difference from another's mean score, two standard errors of it, and a verdict.
 
-        Less is `within chance`; with one seed there is no standard error. None without values.
+        The verdict is `better` or `worse` by more than these errors, else `within chance`. With
+        `one seed` of either there is no standard error. NaN and None stand for what is not known.
         """
         if other in (None, group):
-            return None
+            return math.nan, math.nan, None
         of_both = [group, other], self.metric
         seeds, mean = self.seeds.loc[of_both], self.mean.loc[of_both]
+        difference = float(mean[group] - mean[other])
         if seeds.min() < 2:
-            return "one seed" if seeds.all() else None
-        error = math.sqrt((self.std.loc[of_both] ** 2 / seeds).sum())
-        difference = mean[group] - mean[other]
-        if abs(difference) <= 2 * error:
-            return "within chance"
-        return "worse" if (difference > 0) == lower_is_better(self.metric) else "better"
+            return difference, math.nan, "one seed" if seeds.all() else None
+        errors = 2 * math.sqrt((self.std.loc[of_both] ** 2 / seeds).sum())
+        better = "worse" if (difference > 0) == lower_is_better(self.metric) else "better"
+        return difference, errors, "within chance" if abs(difference) <= errors else better
 
     def unlike(self, names: Sequence[str], *numbers: str) -> str:
         """The columns in which runs differ, `NAME is A (as one), B (as another)`; "" for none.
@@ -213,7 +212,8 @@ def sections(runs: Any, metric: str | None, choose: Sequence[str] = ()) -> list[
         if field not in FIELDS or not _makes_groups(field):
             reason = "takes a field of what is learned, such as optimizer.learning_rate"
             raise InputError(f"--choose {field}: {reason}")
-    runs = runs[runs.config.notna()].astype({"seed": int, "trained": bool})
+    # A copy: pandas warns of columns added to one that is cast column by column.
+    runs = runs[runs.config.notna()].astype({"seed": int, "trained": bool}).copy()
     runs["title"] = runs.config.map(_title)
     by_text = runs.groupby(["title", *TEXT], sort=False)
     found = [_section(members.copy(), metric, choose) for _, members in by_text]
@@ -240,7 +240,7 @@ def _section(runs: Any, wanted: str | None, choose: Sequence[str]) -> Section:
     by_group = runs.groupby(["group", "seed"])[numbers].mean().groupby("group")
     told = (of.reindex(groups.index) for of in (by_group.mean(), by_group.std(), by_group.count()))
     task = runs.config.iloc[0].task
-    names = (wanted, *runs.metric.dropna(), *TASKS[task].metrics, VALIDATION)
+    names = (wanted, *TASKS[task].metrics, VALIDATION)
     known = [name for name in names if name in numbers and runs[name].notna().any()]
     metric = str(known[0]) if known else VALIDATION
     return Section(runs.title.iloc[0], task, metric, runs, groups, *told)

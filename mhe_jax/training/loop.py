@@ -20,7 +20,6 @@ from mhe_jax.config.files import CONFIG, RESULT, TOKENIZER, write_whole
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
 from mhe_jax.data import AnyTokenizer
-from mhe_jax.model import count_parameters
 from mhe_jax.model.layers import check_attention
 from mhe_jax.tasks.task import Batch
 from mhe_jax.training import from_run, group, meter, resume, sharding, tracking
@@ -200,7 +199,7 @@ def _train(
                     traced.close()
                 if step == start + 1:
                     meta["attention"] = choices()
-                    tracker.note(f"attention: {choices()}")
+                    tracker.note(f"computes {meter.in_words(choices())} (docs/kinds.md)")
                 stop = signals.agreed()
                 due = step % c.checkpoint_every == 0 or step == c.num_steps
                 if not (stop or due or validates(step)):
@@ -216,11 +215,11 @@ def _train(
 
     # 4. The steps.
     with tracker:
-        total, device = count_parameters(state.params, config.model)["total"], mesh.devices.flat[0]
-        on = f"{device.device_kind}, mesh {dict(mesh.shape)}"
-        tracker.note(f"{config.task}: {total:,} parameters; {on}")
+        for line in meter.first_lines(config, mesh, state.params):
+            tracker.note(line)
         resumes = [f"{start} of {c.num_steps} steps are done"] if start else []
-        for line in (batches.describe(), *changed, *checkpoints.notes, *resumes):
+        text = f"reads {batches.describe()}"
+        for line in (text, *changed, *checkpoints.notes, *resumes):
             tracker.note(line)
         try:
             with signals:

@@ -164,6 +164,39 @@ class Meter:
         self._step_times.clear()
 
 
+def first_lines(config: Config, mesh: Mesh, params: Any) -> list[str]:
+    """What trains, for how long and on what, for people."""
+    counts, m = count_parameters(params, config.model), config.model
+    each = {
+        f"{m.attention_for(r).kind}, {m.attention_for(r).num_heads} heads": r for r in config.kinds
+    }
+    attention = " and ".join(
+        f"{role} {how}" if len(each) > 1 else how for how, role in each.items()
+    )
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+    size = f"{counts['total']:,} parameters, {counts['attention']:,} of them in attention"
+    return [
+        f"{config.task} model with {attention}: {size}",
+        f"{config.train.num_steps:,} steps on {mesh.size} × {mesh.devices.flat[0].device_kind}"
+        f"{axes and f' ({axes})'}, kept in {config.workdir}",
+    ]
+
+
+def in_words(attention: dict[str, str]) -> str:
+    """What `choices` gives, for people.
+
+    >>> in_words({"mhe_mul": "folded on xla", "mha": "xla"})
+    'mhe_mul by engine xla in form folded; mha by engine xla'
+    """
+
+    def said(choice: str) -> str:
+        form, _, engine = choice.rpartition(" on ")
+        return f"engine {engine}{form and f' in form {form}'}"
+
+    each = {kind: " and ".join(map(said, made.split(", "))) for kind, made in attention.items()}
+    return "; ".join(f"{kind} by {how}" for kind, how in each.items())
+
+
 def described(config: Config, mesh: Mesh, params: Any) -> dict[str, Any]:
     """The part that all results share: the model, its size, and the devices."""
     kinds = config.kinds

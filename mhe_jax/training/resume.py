@@ -50,7 +50,9 @@ def locked(workdir: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise InputError(f"{workdir}: another process trains here") from None
     except OSError as error:
-        raise InputError(f"workdir={workdir}: {error.strerror}") from None
+        is_file = isinstance(error, FileExistsError)
+        reason = "is a file; takes a directory" if is_file else error.strerror
+        raise InputError(f"workdir={workdir}: {reason}") from None
     try:
         yield
     finally:

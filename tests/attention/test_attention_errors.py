@@ -87,7 +87,7 @@ CALLS = [
     (lambda: make_attention("mhx", num_heads=H), "'mhx' is not one of mha, sha, .*mhe_mul"),
     (lambda: make_attention("mha", num_heads=H, num_kv_heads=1), "'num_kv_heads'; .*gqa, gta"),
     (lambda: make_attention("sha", num_heads=H, form="folded"), "'form'; it belongs to mhe_add"),
-    (lambda: start(make_attention("gqa", num_heads=3), X), "num_kv_heads=None must divide"),
+    (lambda: start(make_attention("gqa", num_heads=3), X), "num_kv_heads is not set"),
     (lambda: start(Case("gqa", kv_heads=2).module(), X), "num_kv_heads=2 must divide num_heads"),
     (lambda: start(Case("mha").module(), X[0, 0]), r"inputs_q.* have shapes \(33,\)"),
     (lambda: start(Case("mha").module(), X, [[1.0] * 33]), r"inputs_k.* have shapes .*\(1, 33\)"),

@@ -330,7 +330,7 @@ def test_queries_and_keys_are_equally_large(kind):
     [
         ("mhx", {}, "kind 'mhx' is not one of mha, sha"),
         ("mqa", {"num_groups": 2}, "mqa has no field 'num_groups'; it belongs to mhe_add"),
-        ("gqa", {}, "num_kv_heads=None must divide num_heads=6"),
+        ("gqa", {}, "num_kv_heads is not set: a divisor of num_heads=6"),
         ("gqa", {"num_kv_heads": 4}, "num_kv_heads=4 must divide num_heads=6"),
         ("mha", {"source": "mqa"}, "these are not the parameters of .* kind mqa"),
         *((kind, {}, f"^{kind} is not made from other") for kind in NOT_MADE[:-1]),

@@ -159,6 +159,39 @@ class Model(nnx.Module):
         return self.cross(scan(self.stacked, x), y)
 
 
+class Decoder(nn.Module):
+    """As models set them: fields of attention that follow those of the model."""
+
+    decode: bool = False
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        mask = None if self.decode else nn.make_causal_mask(x[..., 0])
+        how = {"dropout_rate": 0.5, "deterministic": not self.train, "decode": self.decode}
+        return x + theirs(**how)(x, mask=mask)
+
+
+@pytest.mark.parametrize("kind", ["mha", "mva"])
+def test_a_converted_model_decodes_and_drops_out_when_its_fields_say_so(kind):
+    model = Decoder()
+    params = model.init(jax.random.key(0), X)["params"]
+    converted, params = convert_model(model, params, kind, [X])
+    wanted = converted.apply({"params": params}, X)
+    rngs = {"dropout": jax.random.key(1)}
+    dropped = converted.clone(train=True).apply({"params": params}, X, rngs=rngs)
+    assert float(jnp.max(jnp.abs(dropped - wanted))) > 0.1
+    decoder = converted.clone(decode=True)
+    cache = decoder.init(jax.random.key(2), X)["cache"]
+    for t in range(T):
+        given = {"params": params, "cache": cache}
+        y, changed = decoder.apply(given, X[:, t : t + 1], mutable=["cache"])
+        cache = changed["cache"]
+        assert_close(y, wanted[:, t : t + 1], 1e-5)
+    with pytest.raises(ValueError, match="takes decode=False"):
+        convert_model(Decoder(decode=True), {"params": params, "cache": cache}, kind, [X[:, :1]])
+
+
 def test_an_nnx_model_is_converted_in_one_call():
     model, y = Model(nnx.Rngs(0)), normal(3, B, S, 11)
     model.eval()

@@ -181,7 +181,7 @@ def test_the_command_counts_what_is_asked_for(capsys):
     """As published at M = 768, with 12 heads of 64; mfa with the scale of its norm."""
     found = table(capsys)
     assert len(found) == len(KINDS)
-    assert found["mha"] == ["2359296", "100%", "1536", "100%", "7.86"]
+    assert found["mha"] == ["2359296", "100%", "1536", "100%", "101", "7.86"]
     assert found["mhe_mul"][:4] == ["739584", "31%", "128", "8%"]
     assert found["mva"][0:3:2] == ["1287168", "844"]
     published = {"collaborative": 1_287_936, "mfa": 786_496, "tpa": 1_173_504}
@@ -213,3 +213,11 @@ def test_the_command_refuses_in_one_line(arguments, said, capsys):
     with pytest.raises(SystemExit):
         cost.main(arguments)
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_layers_and_the_cache_of_32k_tokens(capsys):
+    """Of 3 layers that cache 2·64 numbers each, 2 bytes a number."""
+    cost.main(["--features", "64", "--num_heads", "4", "--layers", "3", "mha"])
+    kind, made, _, cached, _, megabytes, _ = capsys.readouterr().out.splitlines()[-1].split()
+    assert (kind, made, cached) == ("mha", f"{3 * 4 * 64 * 64:,}", "384")
+    assert megabytes == f"{384 * 32_768 * 2 / 1e6:.0f}"

@@ -261,6 +261,15 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("header", ["de\ten", "en\tpt-BR", "src\ttgt"])
+def test_a_first_line_that_looks_like_names_is_no_example(read, tmp_path, header):
+    (tmp_path / "a.tsv").write_text(f"{header}\nja\tyes\n")
+    with pytest.raises(InputError, match=r"a\.tsv:1: .* look like names .*--data\.fields"):
+        read("a.tsv", content="pair")
+    (tmp_path / "a.tsv").write_text(f"source\ttarget\n{header}\nja\tyes\n")
+    assert len([*read("a.tsv", content="pair")]) == 2
+
+
 @pytest.mark.parametrize(("content", "suffix", "says"), BAD)
 def test_bad_files_are_one_clear_line(read, tmp_path, content, suffix, says):
     name, pair = f"a{suffix.removesuffix('!')}", suffix.endswith("!")

@@ -1,5 +1,6 @@
 """The comparison of runs that are made up here: numbers by hand."""
 
+import base64
 import csv
 import html
 import json
@@ -23,6 +24,7 @@ from mhe_jax.config import (
 )
 from mhe_jax.config.fields import save_json, set_field
 from mhe_jax.report import report
+from mhe_jax.report.pictures import front
 from mhe_jax.report.runs import read_runs, sections
 
 LM = Config(
@@ -76,7 +78,7 @@ def compare(tmp_path, monkeypatch):
     def compare(*paths, whole=False, drawn=False, **settings):
         settings = {"out": str(tmp_path / "report"), **settings}
         if not drawn:
-            monkeypatch.setattr(report, "picture", lambda section: "data:")
+            monkeypatch.setattr(report, "pictures", lambda section: {})
         found = report.compare(paths or [tmp_path / "runs"], Comparison(**settings))
         if whole:
             return found
@@ -117,25 +119,79 @@ def test_numbers_by_hand(translations, compare):
     cached = [groups[kind]["cached numbers a token"] for kind in ("mhe_mul", "mha")]
     assert cached == [2 * 2 * 12, 2 * 2 * 48]
     assert (mul["training minutes"], mul["training tokens/s"]) == (2.0, 1000.0)
-    assert mul["lowest validation loss"] == 2.0
+    assert mul["best validation loss"] == 2.0
 
 
 def test_the_page_and_the_tables_have_every_number(translations, leave, compare, tmp_path):
     place = leave("z<i>|&amp;$", set_field(LM, "data.train", ("<b>.txt",)))  # to be escaped
     compare(drawn=True)
     out = tmp_path / "report"
-    assert {path.name for path in out.iterdir()} == {"report.html", "runs.csv"}
+    assert {path.name for path in out.iterdir()} == {"report.html", "table.csv", "runs.csv"}
     page = (out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)  # it needs nothing from elsewhere
     cells = [html.unescape(cell) for cell in re.findall(r"<t[dh][^>]*>([^<]*)<", page)]
     assert str(place) in cells
-    shown = ["mhe_mul", "2", "52,100", "2,100", "23.3", "39.00", "1.41", "95.1"]
+    # The score and its difference first: on a narrow screen the table scrolls. 2.83 is 2 · √2.
+    shown = ["mhe_mul", "2", "39.00", "1.41", "-2.00", "2.83", "within chance"]
+    shown += ["52,100", "2,100", "23.3", "95.1"]
     at = cells.index("mhe_mul")
-    assert cells[at : at + 8] == shown
+    assert cells[at : at + 11] == shown
+    assert cells.count("best validation loss") == 3  # of each section, and of the runs
     with (out / "runs.csv").open(newline="") as file:
         read = {row["path"].rpartition("/")[2]: row for row in csv.DictReader(file)}
     assert read["mhe_mul-1"]["group"] == "mhe_mul"
     assert (float(read["mhe_mul-1"]["bleu"]), float(read["mhe_mul-1"]["chrf"])) == (40, 60)
+    with (out / "table.csv").open(newline="") as file:
+        rows = {row["attention"]: row for row in csv.DictReader(file) if row["bleu"]}
+    mul = rows["mhe_mul"]
+    assert (mul["title"], mul["against mha"]) == ("translation: a.en and a.de", "within chance")
+    numbers = {"bleu": 39, "minus mha": -2, "± 2 SE": math.sqrt(8)}
+    assert {name: float(mul[name]) for name in numbers} == pytest.approx(numbers)
+
+
+def test_the_csv_of_runs_tells_what_differs_as_text(translations, leave, compare, tmp_path):
+    """Text has no quotes of JSON; times and numbers of parameters stay where all agree."""
+    leave("ema", PAIRS, {"optimizer.ema_decay": 0.5, "data.cache_directory": "a cache"})
+    compare()
+    with (tmp_path / "report" / "runs.csv").open(newline="") as file:
+        read = {row["path"].rpartition("/")[2]: row for row in csv.DictReader(file)}
+    mul, ema = read["mhe_mul-1"], read["ema"]
+    assert (mul[KIND], mul["kind"], mul["seed"]) == ("mhe_mul", "mhe_mul", "1")
+    assert (ema["optimizer.ema_decay"], ema["data.cache_directory"]) == ("0.5", "a cache")
+    assert (mul["data.cache_directory"], mul["training_seconds"]) == ("", "120.0")
+    assert float(mul["parameters.attention"]) == PARAMETERS["mhe_mul"]
+    assert not {"task", "data.train", "data.batch_size", "optimizer.init_scale"} & {*mul}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "named"),
+    [("own", "accuracy"), ("mrpc", "the mean of accuracy and f1"), ("cola", "mcc")],
+)
+def test_the_score_of_a_data_set_has_its_metric(leave, compare, dataset, named):
+    config = set_field(set_field(LM, "task", "classification"), "data.dataset", dataset)
+    leave("a", config, scores={"score": 50.0})
+    (section,) = compare(whole=True)["sections"]
+    assert f"The score is {named}, in per cent." in section["notes"]
+
+
+def test_pictures_fit_a_narrow_page_and_none_is_empty(leave, compare, tmp_path):
+    """At 400 pixels a picture is as wide as the page: 5 inches of it are still read there."""
+    long = {"model.attention.qkv_features": 24, "model.attention.use_bias": True}
+    long |= {"model.mlp_features": 48, "optimizer.warmup_steps": 3, "optimizer.ema_decay": 0.125}
+    for kind, changes in (("sha", {}), ("mha", long)):
+        settings = {KIND: kind, **changes}
+        leave(f"lm-{kind}", LM, settings, scores={"perplexity_per_word": 9.0})
+        leave(kind, set_field(LM, "task", "classification"), settings, scores={"accuracy": 0.5})
+    compare(drawn=True)
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("<table") == page.count('<div class="table"><table')  # a box that scrolls
+    found = re.findall(r'<img alt="(.+?)" src="data:image/svg\+xml;base64,(.+?)">', page)
+    named = ["attention parameters (millions)", "learning curves", "marks"]  # of an encoder
+    assert [name for name, _ in found] == [named[0], "cached numbers a token", *named[1:], *named]
+    for name, data in found:
+        svg = base64.b64decode(data).decode()
+        (width,) = map(float, re.findall(r'<svg [^>]*width="([\d.]+)pt"', svg))
+        assert width <= 5 * 72, name
 
 
 def test_a_loss_is_better_when_lower(leave, compare):
@@ -147,25 +203,27 @@ def test_a_loss_is_better_when_lower(leave, compare):
 
 
 @pytest.mark.parametrize(
-    ("scores", "verdict"),
+    ("scores", "verdict", "difference", "errors"),
     [
-        ((39.0, 42.0, 45.0), "within chance"),  # 3 < 2 · 1.83
-        ((41.0, 42.0, 43.0), "better"),  # 3 > 2 · 0.82
-        ((35.0, 36.0, 37.0), "worse"),
-        ((42.0,), "one seed"),
-        ((math.nan,), None),
+        ((39.0, 42.0, 45.0), "within chance", 3, 2 * math.sqrt(1 / 3 + 9 / 3)),
+        ((41.0, 42.0, 43.0), "better", 3, 2 * math.sqrt(1 / 3 + 1 / 3)),
+        ((35.0, 36.0), "worse", -3.5, 2 * math.sqrt(1 / 3 + 0.5 / 2)),
+        ((42.0,), "one seed", 3, None),
+        ((math.nan,), None, None, None),
     ],
 )
 @pytest.mark.parametrize("metric", ["bleu", "token_loss"])
-def test_what_may_be_chance(leave, compare, scores, verdict, metric):
+def test_what_may_be_chance(leave, compare, scores, verdict, difference, errors, metric):
     """By two standard errors of the difference."""
     for kind, found in (("mha", (38.0, 39.0, 40.0)), ("sha", scores)):
         for seed, score in enumerate(found):
-            named = {"metric": metric, metric: score}
-            leave(f"{kind}-{seed}", PAIRS, {KIND: kind, SEED: seed}, scores=named)
+            leave(f"{kind}-{seed}", PAIRS, {KIND: kind, SEED: seed}, scores={metric: score})
     if metric == "token_loss":
         verdict = {"better": "worse", "worse": "better"}.get(verdict, verdict)
-    assert compare()["sha"].get("against mha") == verdict
+    found = compare(metric=metric)["sha"]
+    told = [found.get(name) for name in ("minus mha", "± 2 SE")]
+    assert found.get("against mha") == verdict
+    assert told == [x and pytest.approx(x) for x in (difference, errors)]
 
 
 def test_what_is_missing(leave, compare):
@@ -357,7 +415,7 @@ def test_the_time_of_a_step_is_the_median_of_the_log(leave, compare):
     ],
 )
 def test_the_front_by_hand(points, lower, kept):
-    assert report.front(points, lower) == kept
+    assert front(points, lower) == kept
 
 
 def test_failed_and_unfinished_runs_are_told(translations, leave, compare, tmp_path):
@@ -373,6 +431,7 @@ def test_failed_and_unfinished_runs_are_told(translations, leave, compare, tmp_p
     assert (told["half"]["group"], told["longer"]["status"]) == ("", "not finished")
     assert (told["broken"]["status"], told["broken"]["reason"]) == ("failed", entry["reason"])
     assert told["sha-0"]["bleu"] == "30.0"
+    assert (told["sha-0"]["seed"], told["broken"]["seed"]) == ("0", "")
 
 
 def test_other_text_is_another_section(leave, compare):

@@ -147,7 +147,8 @@ def test_the_example_of_the_card(run_of, tmp_path, capsys, task):
     export(run_of(task), tmp_path / "out", "ctranslate2")
     card = (tmp_path / "out" / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    assert ("beam_size=3" in example) == (task == "translation")  # as the run's
+    search = '"beam_size": 3, "length_penalty": 0.0' in example  # as the run's
+    assert search == (task == "translation")
     exec(example.replace("DIRECTORY", str(tmp_path / "out")), {})
     assert capsys.readouterr().out
 

@@ -131,6 +131,8 @@ def scored(run_of, texts):
     other = (str(texts / "two words.txt"),)
     evaluate(run, dataclasses.replace(config.evaluation, sources=other, stride=3))
     (run / "eval_other.json").write_text("[")  # no result
+    older = {"steps": [1], "perplexity_per_word": 12345.0}  # of another checkpoint
+    (run / "eval_older.json").write_text(json.dumps(older))
     return run
 
 
@@ -147,6 +149,7 @@ def test_the_card(scored, texts, tmp_path, to):
     (result,) = (json.loads(path.read_text()) for path in run.glob("eval_[!o]*.json"))
     card = files["README.md"].decode()
     assert f"perplexity_per_word {result['perplexity_per_word']:.4f}"[:-2] in card
+    assert "12345" not in card
 
 
 # What is read again

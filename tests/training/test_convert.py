@@ -164,7 +164,7 @@ def test_settings_that_only_the_old_kind_takes_do_not_stay(tiny, tmp_path, kind,
     ("how", "said"),
     [
         ({"kind": None}, "--kind is not set"),
-        ({"kind": "gqa"}, "num_kv_heads=None must divide num_heads=4"),
+        ({"kind": "gqa"}, "num_kv_heads is not set: a divisor of num_heads=4"),
         ({"kind": "gqa", "num_kv_heads": 3}, "num_kv_heads=3 must divide num_heads=4"),
         ({"kind": "mla"}, "--kind is mla.*mha, sha"),
         ({"kind": "mqa", "num_groups": 2}, "num_groups is 2: kinds mhe_add, mhe_mul, mva, coll"),

@@ -84,7 +84,12 @@ def test_a_run_from_beginning_to_end(finished, task, capsys):
     again = train(config)
     assert again == result
     assert (workdir / METRICS).read_text() == before
-    assert "6 of 6 steps are done" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    of = config.model.attention.num_heads, *result["parameters"].values()
+    for part in ("mhe_mul, {} heads: {:,} parameters, {:,} of".format(*of), "6 steps on 1 × cpu"):
+        assert part in told
+    assert config.workdir in told
+    assert "6 of 6 steps are done" in told
 
 
 @pytest.mark.parametrize(

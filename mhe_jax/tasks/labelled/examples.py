@@ -54,15 +54,19 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Names and values; for messages, `where` they stand."""
+    """Names and values; for messages, `where` they stand, and the data set that they are of."""
 
     where: str
     values: Values
+    row: DatasetRow | None = None
 
     def value(self, field: str, kind: type = object) -> Any:
         """A required value: of kind str a text, of kind int a whole number, 0 or more."""
         if field not in self.values:
             has = ", ".join(map(repr, self.values)) or "nothing"
+            if self.row and self.row.name == "own":  # else the data set names its fields
+                named_by = "label_field" if field == self.row.label else "fields"
+                has += f": --data.{named_by} names it"
             raise InputError(f"{self.where}: has no {field!r}; it has {has}")
         value = self.values[field]
         count = type(value) is int and value >= 0
@@ -135,7 +139,7 @@ def _records(data: DataConfig, row: DatasetRow, split: str) -> Iterator[Record]:
                 values[row.label] = values[named]
             if unknown and values.get(row.label) == -1:
                 values[row.label] = None
-            yield Record(where, values)
+            yield Record(where, values, row)
     if not count:
         raise InputError(f"data.{split}: {', '.join(sources)}: no examples")
 
