@@ -18,7 +18,7 @@ if tar -tzf "$sdist" | grep '/tests/'; then exit 1; fi
 bin=$place/venv/bin
 "$bin/python" -m pip install --quiet "$wheel" -c "$root/constraints.txt"
 cd "$place"
-"$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
+"$bin/mhe-jax" configs | grep '^multi30k .*Multi30k' > /dev/null
 "$bin/mhe-jax" configs show demo > mine.py
 "$bin/mhe-jax" train mine.py --workdir run --train.num_steps 4
 "$bin/mhe-jax" eval run --beam_size 1 | grep '"bleu"' > /dev/null
@@ -41,5 +41,5 @@ grep -q '"int" is not assignable to "str"' <<< "$checked" || { echo "$checked"; 
 grep -q '1 error' <<< "$checked" || { echo "$checked"; exit 1; }
 
 "$bin/python" -m pip install --quiet --no-deps --force-reinstall "$sdist"
-"$bin/mhe-jax" configs | grep '^multi30k  *Multi30k' > /dev/null
+"$bin/mhe-jax" configs | grep '^multi30k .*Multi30k' > /dev/null
 echo "wheel and sdist work in an empty environment: $dist"
