@@ -59,6 +59,9 @@ if config:
     save_json(config, workdir / "config.json")
 if does == "error":
     sys.exit("a line before\\nerror: data.train: no good")
+if does == "wrong":
+    print("error: data.train: no such file", file=sys.stderr)
+    sys.exit(2)
 if does == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 if does == "wait":
@@ -189,10 +192,14 @@ def test_a_run_that_fails_is_told_and_tried_again_and_the_others_go_on(place, do
 
 
 def test_a_sweep_whose_first_two_runs_fail_alike_ends(place, capsys):
-    found, calls = run(place, "--seeds", "2", *KINDS, **{MHA: "error", SHA: "error"})
+    found, calls = run(place, "--seeds", "2", *KINDS, **{MHA: "wrong", SHA: "wrong"})
     assert calls == [MHA, SHA]
     assert (found["failed"], len(found["runs"])) == (2, 2)
     assert "the first two failed alike" in capsys.readouterr().err
+    # What is no wrong input may be a matter of the values, such as too little memory.
+    for does in ("error", "kill"):
+        found, _ = run(place, "--seeds", "2", *KINDS, **{MHA: does, SHA: does})
+        assert (found["failed"], len(found["runs"])) == (2, 4)
 
 
 def test_each_run_is_scored_after_it_is_trained(place):

@@ -100,7 +100,7 @@ def result_of(config: Config) -> dict[str, Any] | None:
 def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
     """Runs what is not finished, by `command train` and `eval`, also after one that fails.
 
-    If the first two fail alike, it ends: that is no matter of the values that are swept.
+    If the first two are refused for one reason, it ends: the values that are swept do not matter.
 
     A signal that ends the sweep ends its run too, which saves. Returns `runs`, also in sweep.json,
     each with name, workdir, status, reason and result; how many are `done` and `failed`; and the
@@ -108,11 +108,11 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
     """
     runs: list[dict[str, Any]] = []
     for config, arguments in sweep.runs:
-        workdir, reason = Path(config.workdir), None
+        workdir, reason, refused = Path(config.workdir), None, False
         place = f"[{len(runs) + 1} of {len(sweep.runs)}] {workdir.name}"
         print(f"{place}: see {workdir / LOG}", file=sys.stderr)
         if result_of(config) is None:
-            reason = _call(workdir, [*command, "train", *arguments])
+            reason, refused = _call(workdir, [*command, "train", *arguments])
         result = result_of(config)
         if result is None:
             reason = reason or f"left no {RESULT} that fits its config"
@@ -120,12 +120,12 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
             scores = workdir / f"eval_{result_name(config.evaluation)}.json"
             trained = (workdir / RESULT).stat().st_mtime
             if not scores.exists() or scores.stat().st_mtime < trained:
-                reason = _call(workdir, [*command, "eval", str(workdir)])
+                reason, refused = _call(workdir, [*command, "eval", str(workdir)])
         told = {"status": "failed", "reason": reason} if reason else {"status": "done"}
         runs.append({"name": workdir.name, "workdir": str(workdir), **told, "result": result})
         save_sweep(sweep.workdir, runs)
         print(": ".join(told.values()), file=sys.stderr)
-        if len(runs) == 2 and reason == runs[0].get("reason") is not None:
+        if len(runs) == 2 and refused and reason == runs[0].get("reason"):
             print("the first two failed alike: the others do not begin", file=sys.stderr)
             break
     failed = sum(each["status"] == "failed" for each in runs)
@@ -184,8 +184,11 @@ def show(found: dict[str, Any]) -> None:
     output_table(rows)
 
 
-def _call(workdir: Path, command: Sequence[str]) -> str | None:
-    """Runs one process, whose standard error is the log; returns why it failed, or None."""
+def _call(workdir: Path, command: Sequence[str]) -> tuple[str | None, bool]:
+    """Runs one process, whose standard error is the log.
+
+    Returns why it failed, or None; and whether it refused its input.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     # It imports what is imported here, wherever it is started.
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -203,6 +206,7 @@ def _call(workdir: Path, command: Sequence[str]) -> str | None:
             process.wait()
             raise
     if process.returncode < 0:
-        return f"ended by {signal.Signals(-process.returncode).name}"
+        return f"ended by {signal.Signals(-process.returncode).name}", False
     last = (workdir / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
-    return last.removeprefix("error: ") if process.returncode else None
+    reason = last.removeprefix("error: ") if process.returncode else None
+    return reason, process.returncode == 2
