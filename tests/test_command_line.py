@@ -203,6 +203,34 @@ def test_help_has_few_fields_or_those_about_a_word(config_file, capfdbinary):
         commands.main(["train", config_file, "--help", "nosuch"])
 
 
+def test_files_are_looked_for_before_jax_starts(tmp_path, monkeypatch, capsys):
+    """A missing one is an error that says where it was looked for; of the test, which `eval` reads,
+    it is a note."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a\n")
+    config = set_field(load_config("multi30k"), "data.directory", str(tmp_path))
+    for field in ("train", "validation"):
+        config = set_field(config, f"data.{field}", ["a.txt"])
+    commands.check_local_files(set_field(config, "data.test", ["b.txt"]))
+    note = capsys.readouterr().err
+    where = rf"\(data\.test=b\.txt, in data\.directory={tmp_path}\)"
+    assert re.match(rf"note: {tmp_path}/b\.txt: no such file {where}; training", note)
+    with pytest.raises(InputError, match=r"no such file \(data\.train=c\.txt, .*\)$"):
+        commands.check_local_files(set_field(config, "data.train", ["a.txt", "c.txt"]))
+    with pytest.raises(InputError, match="data multi30k` fetches it"):
+        commands.check_local_files(load_config("multi30k"))
+
+
+def test_eval_says_that_a_run_is_not_finished(run_directory, capsys, monkeypatch):
+    monkeypatch.setattr("mhe_jax.evaluation.evaluate", lambda run, evaluation: {})
+    (run_directory / "metrics.jsonl").write_text("")
+    commands.main(["eval", str(run_directory)])
+    assert "is not finished" in capsys.readouterr().err
+    (run_directory / "result.json").write_text("{}")
+    commands.main(["eval", str(run_directory)])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_result_is_json_for_programs_and_lines_for_people(capfdbinary, monkeypatch):
     result = {"task": "lm", "parameters": {"total": 7}, "loss": 1.23456789, "changed": []}
     commands.tell(result)

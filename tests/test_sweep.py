@@ -158,7 +158,7 @@ def test_finished_runs_are_not_repeated_and_later_ones_are_added(place, capsys):
     assert calls == [MHA, SHA]
     assert (found["done"], found["failed"]) == (2, 0)
     assert found["runs"][0]["result"]["best_validation_loss"] == 1.5
-    assert f"{SHA}/log.txt\ndone\n" in capsys.readouterr().err
+    assert f"{SHA}/log.txt\ndone: validation loss 1.5\n" in capsys.readouterr().err
     assert run(place, *KINDS) == (found, [])
     _, calls = run(place, "--sweep", "model.attention.kind=sha,mqa", "--seeds", "2")
     assert calls == ["kind=mqa,seed=0", "kind=sha,seed=1", "kind=mqa,seed=1"]
@@ -237,10 +237,13 @@ def test_the_best_has_the_best_mean_over_its_seeds(capsysbinary, monkeypatch):
     where = "w/kind=sha,seed=0"
     assert best == {"name": "kind=sha", "seeds": 2, "best_validation_loss": 1.625, "workdir": where}
     line = sweep.best_in_words({"best": best})
-    assert re.search(rf"kind=sha, .*1\.625 .*2 seeds.* {where}; .* eval {where}$", line)
+    assert re.search(rf"kind=sha, .*1\.625, .*2 seeds.* {where}; .* eval {where}$", line)
     scores = {f"seed={seed}": score for seed, score in enumerate([0.5, 0.75])}
     scored = [finished(name, best_validation_score=score) for name, score in scores.items()]
-    assert sweep.best_of(scored)["workdir"] == "w/seed=1"
+    best = sweep.best_of(scored)
+    assert best == {"name": "", "seeds": 2, "best_validation_score": 0.625, "workdir": "w/seed=1"}
+    line = sweep.best_in_words({"best": best})
+    assert re.search(r"^best: validation score 0\.625, mean of 2 seeds, .* w/seed=1;", line)
     assert sweep.best_of(runs[-1:]) is None
     assert "no run" in sweep.best_in_words({"best": None})
     monkeypatch.setenv("COLUMNS", "200")

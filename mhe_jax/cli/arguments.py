@@ -20,8 +20,9 @@ T = TypeVar("T")
 OWN = ("dropout_rate", "num_classes", "num_spans", "pooling", "dtype", "remat", "scan_layers")
 OWN += ("kronecker.apply",)
 # What most people change first.
-FIRST = "workdir model.attention.kind model.attention.num_heads model.features model.num_layers "
-FIRST += "data.train data.batch_size optimizer.learning_rate train.num_steps train.seed"
+FIRST = "workdir data.directory data.train data.validation model.attention.kind "
+FIRST += "model.attention.num_heads model.features model.num_layers "
+FIRST += "optimizer.learning_rate train.num_steps"
 ATTENTIONS = ("attention", *(f"attention_by_role.{r}" for r in ("encoder", "decoder", "cross")))
 OWN += tuple(f"{a}.{f}" for a in ATTENTIONS for f in ("dropout_rate", "form", "engine"))
 

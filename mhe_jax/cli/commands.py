@@ -119,20 +119,36 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
 
 def check_local_files(config: Config) -> None:
-    """Raises InputError for a local file that is not there, before jax is loaded, which is slow."""
+    """Raises InputError for a local file that is not there, before jax is loaded, which is slow.
+
+    One of `data.test`, which `eval` reads alone, is a note.
+    """
     data = config.data
-    wanted = {"train": data.train, "validation": data.validation}
+    wanted = {"train": data.train, "validation": data.validation, "test": data.test}
     if data.tokenizer and not (path_of(config.workdir) / TOKENIZER).exists():  # a run has its own
         wanted["tokenizer"] = (data.tokenizer,)
     for field, names in wanted.items():
-        for name in names:
-            if ":" in name or scheme_of(data.directory):
-                continue
-            for file in files_of(data.directory, name):
-                path = source_path(data.directory, file)
-                if not path.exists():
-                    fetch = f"; `{called('data')}` fetches what shipped configs read"
-                    raise InputError(f"{path}: no such file (data.{field}){fetch}")
+        try:
+            _check_local(data.directory, field, names)
+        except InputError as error:
+            if field != "test":
+                raise
+            print(f"note: {error}; training goes on without it", file=sys.stderr)
+
+
+def _check_local(directory: str, field: str, names: Sequence[str]) -> None:
+    for name in names:
+        if ":" in name or scheme_of(directory):
+            continue
+        for file in files_of(directory, name):
+            path = source_path(directory, file)
+            if not path.exists():
+                from mhe_jax.data.cache import PUBLISHED
+
+                known = [text for text in PUBLISHED if directory == f"data/{text}"]
+                fetch = f"; `{called('data', *known)}` fetches it" if known else ""
+                where = f"data.{field}={name}, in data.directory={directory}"
+                raise InputError(f"{path}: no such file ({where}){fetch}")
 
 
 def compare(paths: list[str], options: list[str]) -> None:

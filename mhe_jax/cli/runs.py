@@ -13,6 +13,7 @@ from mhe_jax import interchange
 from mhe_jax.cli.arguments import parse_fields
 from mhe_jax.cli.process import output, say_that_jax_starts
 from mhe_jax.config import ConversionConfig, EvaluationConfig, InputError, KroneckerConfig
+from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
@@ -34,6 +35,8 @@ def evaluate(places: list[str], options: list[str]) -> dict[str, Any] | None:
     (name,), (processes, options) = places, take_flags(options)
     evaluation, action = parse_evaluation(name, options)
     run = path_of(name)
+    if (run / METRICS).exists() and not (run / RESULT).exists():
+        print(f"note: the run in {run} is not finished", file=sys.stderr)
     with joined(processes) as writes:
         from mhe_jax.evaluation import answer_lines, evaluate
 

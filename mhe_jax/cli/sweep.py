@@ -124,7 +124,8 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
         told = {"status": "failed", "reason": reason} if reason else {"status": "done"}
         runs.append({"name": workdir.name, "workdir": str(workdir), **told, "result": result})
         save_sweep(sweep.workdir, runs)
-        print(": ".join(told.values()), file=sys.stderr)
+        score = validated(result or {})
+        print(": ".join([*told.values(), *[score] * bool(score)]), file=sys.stderr)
         if len(runs) == 2 and refused and reason == runs[0].get("reason"):
             print("the first two failed alike: the others do not begin", file=sys.stderr)
             break
@@ -144,7 +145,7 @@ def best_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         result = each["result"] or {}
         metric = next((name for name in BETTER if name in result), None)
         if metric is not None:
-            values = re.sub(r",?seed=\d+$", "", each["name"]) or each["name"]
+            values = re.sub(r",?seed=\d+$", "", each["name"])  # none, where only seeds differ
             kept = found.setdefault(values, [])
             kept.append((BETTER[metric] * result[metric], each["workdir"], metric))
     if not found:
@@ -163,11 +164,19 @@ def best_in_words(found: dict[str, Any]) -> str:
     """Which run of a sweep is best, and how to score it, in a line."""
     if not (best := found["best"]):
         return "no run has a validation loss"
-    (metric,) = BETTER.keys() & best
-    number = f"{metric.removeprefix('best_').replace('_', ' ')} {best[metric]:.5g}"
-    seeds = f" (mean of {best['seeds']} seeds)" if best["seeds"] > 1 else ""
+    named = f"{best['name']}, " if best["name"] else ""
+    seeds = f", mean of {best['seeds']} seeds, the best" if best["seeds"] > 1 else ""
     command = called("eval", shlex.quote(best["workdir"]))
-    return f"best: {best['name']}, {number}{seeds}, in {best['workdir']}; to score it: {command}"
+    place = f"in {best['workdir']}; to score it: {command}"
+    return f"best: {named}{validated(best)}{seeds} {place}"
+
+
+def validated(result: dict[str, Any]) -> str:
+    """The number by which runs are compared: `validation loss 3.21`; "" if there is none."""
+    for metric in BETTER:
+        if metric in result:
+            return f"{metric.removeprefix('best_').replace('_', ' ')} {result[metric]:.5g}"
+    return ""
 
 
 def show(found: dict[str, Any]) -> None:

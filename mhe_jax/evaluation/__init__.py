@@ -61,16 +61,16 @@ def evaluate(
         numbers, files = task.result(config, found, batches), task.files(config, found, batches)
         if translates:
             more, hypotheses = translated(run)
-            numbers |= more
+            numbers = more | numbers
             files["hypotheses.txt"] = "".join(f"{text}\n" for text in hypotheses)
         else:
             numbers |= {"seconds": seconds, "tokens_per_second": sums["tokens"] / seconds}
         result = {
-            **described(config, run.mesh, abstract_params(config, run.mesh)),
+            **numbers,
             **{key: getattr(evaluation, key) for key in CHOSEN},
             "sources": list(getattr(config.data, evaluation.split)),
             "steps": run.steps,
-            **numbers,
+            **described(config, run.mesh, abstract_params(config, run.mesh)),
         }
     if jax.process_index() == 0:
         name = result_name(evaluation)
