@@ -22,7 +22,7 @@ from matplotlib.transforms import Bbox
 from experiments import runs
 from experiments.atlas.cases import TASKS, Case, base_of, models, stages
 from experiments.atlas.sizes import changed
-from experiments.atlas.tables import DECIDES, MHA, lines_of, measured, with_error
+from experiments.atlas.tables import DECIDES, MHA, lines_of, measured, seeds, with_error
 from experiments.paper.paper import RATES, TRANSLATION
 from experiments.uptraining.uptraining import NAMES
 from mhe_jax.tasks.cost import cached_numbers
@@ -163,9 +163,9 @@ def of_atlas(records: Path, task: str) -> list[Point]:
     for source, own in ((newer, controls), (task, cases)):
         lines, newest = lines_of(records, source), not found
         for name, case in own.items():
-            seeds = measured(lines, case, source)
-            values = seeds.values(DECIDES[source][0]) if seeds else []
-            if len(values) > 1 and name not in found:
+            runs_of = measured(lines, case, source)
+            values = runs_of.values(DECIDES[source][0]) if runs_of else []
+            if len(values) >= seeds(source) and name not in found:
                 config = changed(base_of(source), models(source)[case.regime][case.name])
                 scores = *with_error(values), not newest
                 found[name] = Point(name, cached_numbers(config), *scores)

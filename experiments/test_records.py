@@ -291,12 +291,21 @@ def test_comparisons_of_the_controls(tmp_path):
     start, sizes = "| language model | mva-narrow |", "1.12, 1.12 |"
     row, left = texts[0].splitlines()[2::2]
     assert row == f"{start} mha-thin-narrow | +0.010 ± 0.016 | not told apart | 47, 44 | {sizes}"
-    assert left == "Not measured: translation: mva-narrow against mha-thin-narrow."
+    assert left == (
+        "Not measured: language model: mha-thin-narrow against mha; "
+        "translation: mva-narrow against mha-thin-narrow; translation: mha-thin-narrow against mha."
+    )
     assert f"{start} gqa | +0.100 ± 0.016 | better | 47, 25 | {sizes}" in texts[1]
     assert f"{start} mqa | -0.100 ± 0.016 | worse | 47, 12 | {sizes}" in texts[1]
     assert "Not measured: language model: mva-narrow against mha-narrow-2-heads;" in texts[1]
     names = [row.split(" | ")[0] for row in rows_of(texts[2])]
     assert names == ["| attention", "| mqa", "| mva-narrow", "| mha-thin-narrow", "| gqa"]
+    # Two seeds of three decide nothing.
+    two = [line for line in found if (line["name"], line["seed"]) != ("mqa", 6)]
+    (tmp_path / "lm_controls.json").write_text(json.dumps({"lines": two}))
+    _, others, results = atlas.page(tmp_path).values()
+    assert "against mqa" in others.split("Not measured")[1]
+    assert "\n\nSeeds begun: mqa.\n\n" in results
     one = [line for line in found if line["rate"] != "8e-3"]
     assert atlas.measured(one, Case("width", "gqa"), "lm_controls") is None
 

@@ -304,7 +304,7 @@ JSON = {
     "Invalid": b'{"task": "lm", "mod',
     "Invalid JSON": b"[" * 100_000,
     "should be an object": b"[]",
-    "unknown field architectures; takes a run": b'{"architectures": ["A"], "model_type": "gpt2"}',
+    "unknown field architectures; it is not": b'{"architectures": ["A"], "model_type": "gpt2"}',
 }
 
 

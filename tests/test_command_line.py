@@ -193,7 +193,7 @@ def test_help_has_every_field_with_its_comment_and_the_configs_default(config_fi
 
 def test_help_has_few_fields_or_those_about_a_word(config_file, capfdbinary):
     short = help_of(config_file, capfdbinary)
-    assert {*re.findall(r"^--([\w.]+)", short, re.MULTILINE)} == {*command_line.FIRST.split()}
+    assert re.findall(r"^--([\w.]+)", short, re.MULTILINE) == command_line.FIRST.split()
     assert len(command_line.FIRST.split()) == short.count("(default: ")
     assert "Übt auf a.txt." in short
     found = re.findall(r"^--([\w.]+)", help_of(config_file, capfdbinary, "ROTARY"), re.MULTILINE)
@@ -203,32 +203,35 @@ def test_help_has_few_fields_or_those_about_a_word(config_file, capfdbinary):
         commands.main(["train", config_file, "--help", "nosuch"])
 
 
-def test_files_are_looked_for_before_jax_starts(tmp_path, monkeypatch, capsys):
-    """A missing one is an error that says where it was looked for; of the test, which `eval` reads,
-    it is a note."""
+def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch, capsys):
+    """Of the test, which `eval` reads alone, it is a note."""
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a\n")
     config = set_field(load_config("multi30k"), "data.directory", str(tmp_path))
     for field in ("train", "validation"):
         config = set_field(config, f"data.{field}", ["a.txt"])
-    commands.check_local_files(set_field(config, "data.test", ["b.txt"]))
+    commands.check_local_files(config, *commands.TRAINED_ON)
+    commands.note_missing_test(set_field(config, "data.test", ["b.txt"]))
     note = capsys.readouterr().err
-    where = rf"\(data\.test=b\.txt, in data\.directory={tmp_path}\)"
-    assert re.match(rf"note: {tmp_path}/b\.txt: no such file {where}; training", note)
-    with pytest.raises(InputError, match=r"no such file \(data\.train=c\.txt, .*\)$"):
-        commands.check_local_files(set_field(config, "data.train", ["a.txt", "c.txt"]))
-    with pytest.raises(InputError, match="data multi30k` fetches it"):
-        commands.check_local_files(load_config("multi30k"))
+    where = rf"\(data\.test, in data\.directory={tmp_path}\)"
+    assert re.match(rf"note: {tmp_path}/b\.txt: no such file {where}; only `eval`", note)
+    for name, reason in (("c.txt", "no such file"), ("*.de", "no file matches")):
+        missing = set_field(config, "data.train", ["a.txt", name])
+        with pytest.raises(InputError, match=rf"{reason} \(data\.train, in .*\)$"):
+            commands.check_local_files(missing, *commands.TRAINED_ON)
+    with pytest.raises(InputError, match="data` fetches what shipped configs read"):
+        commands.check_local_files(load_config("multi30k"), "train")
 
 
 def test_eval_says_that_a_run_is_not_finished(run_directory, capsys, monkeypatch):
     monkeypatch.setattr("mhe_jax.evaluation.evaluate", lambda run, evaluation: {})
     (run_directory / "metrics.jsonl").write_text("")
     commands.main(["eval", str(run_directory)])
-    assert "is not finished" in capsys.readouterr().err
-    (run_directory / "result.json").write_text("{}")
-    commands.main(["eval", str(run_directory)])
-    assert capsys.readouterr().err == ""
+    assert "has not trained" in capsys.readouterr().err
+    for steps in (load_config(str(run_directory)).train.num_steps, 1):
+        (run_directory / "result.json").write_text(json.dumps({"steps": steps}))
+        commands.main(["eval", str(run_directory)])
+        assert ("has not trained" in capsys.readouterr().err) == (steps == 1)
 
 
 def test_a_result_is_json_for_programs_and_lines_for_people(capfdbinary, monkeypatch):

@@ -244,7 +244,9 @@ def test_the_best_has_the_best_mean_over_its_seeds(capsysbinary, monkeypatch):
     assert best == {"name": "", "seeds": 2, "best_validation_score": 0.625, "workdir": "w/seed=1"}
     line = sweep.best_in_words({"best": best})
     assert re.search(r"^best: validation score 0\.625, mean of 2 seeds, .* w/seed=1;", line)
-    assert sweep.best_of(runs[-1:]) is None
+    none = finished("seed=0", best_validation_loss=None, steps=7)
+    assert sweep.best_of([*runs[-1:], none]) is None
+    assert sweep.validated(none["result"]) == ""
     assert "no run" in sweep.best_in_words({"best": None})
     monkeypatch.setenv("COLUMNS", "200")
     sweep.show({"runs": runs})

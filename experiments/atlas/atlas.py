@@ -174,8 +174,9 @@ def measure(work: Atlas, stage: Stage) -> bool:
     def search(case: Case) -> None:
         found[case] = work.search(case)
 
-    if work.planned:  # all rates at once: no core waits for the other rate of a case
-        each(lambda one: work.line(*one, SEARCH_SEED), product(stage.cases, RATES[work.task]))
+    # The first rates of all at once: no core waits for the other rates of a case.
+    first = product(stage.cases, RATES[work.task])
+    each(lambda one: work.line(one[0], one[1], SEARCH_SEED), first)
     done = each(search, stage.cases)
     ranked = [case for case in found if math.isfinite(found[case][1])]
     ranked.sort(key=lambda case: (found[case][1], stage.cases.index(case)))

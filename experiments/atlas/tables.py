@@ -113,7 +113,10 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], Pairs]] = {
     ),
     # Of protocol.md, "Controls".
     "The claim, run anew": (_CONTROLS, {"mva-narrow; mva": "mha"}),
-    "Is a thin `mha` as good?": (_CONTROLS, {"mva-narrow": "mha-thin-narrow"}),
+    "Is a thin `mha` as good?": (
+        _CONTROLS,
+        {"mva-narrow": "mha-thin-narrow", "mha-thin-narrow": "mha"},
+    ),
     "Is it the key bias?": (
         _CONTROLS,
         {"mva-narrow": "mva-narrow-no-bias", "mva": "mva-no-bias"},
@@ -176,6 +179,11 @@ def measured(lines: Lines, case: Case, task: str = "lm") -> Measured | None:
     return Measured(rate, [line for line in fresh if "failed" not in line])
 
 
+def seeds(task: str) -> int:
+    """Fresh ones of each case."""
+    return 2 if task == PASS else 3
+
+
 def with_error(values: list[float]) -> tuple[float, float | None]:
     """Mean and its standard error: the sample's standard deviation over √n; None of one."""
     mean, deviation = mean_and_deviation(values)
@@ -202,10 +210,12 @@ def cache(task: str, case: Case) -> str:
 def results(lines: Lines, task: str) -> str:
     """A row for each case with fresh seeds, the best first; the others are named below."""
     name, _, lower = DECIDES[task]
-    rows, searched, left = [], [], []
+    rows, begun, searched, left = [], [], [], []
     for label, case in named(task).items():
         found = measured(lines, case, task)
-        if found and found.values(name):
+        if found and 0 < len(found.values(name)) < seeds(task):
+            begun.append(label)
+        elif found and found.values(name):
             mean, _ = with_error(found.values(name))
             rows.append((mean if lower else -mean, [label, *row(found, task, case)]))
         else:
@@ -218,7 +228,7 @@ def results(lines: Lines, task: str) -> str:
     kept = [[c for n, c in enumerate(row) if n not in same] for row in (head, *cells)]
     alike = "; ".join(f"{head[n]} {cells[0][n]}" for n in same)
     notes = {"In all rows": [alike] * bool(same), "Searched for its rate alone": searched}
-    notes["Not measured"] = left
+    notes |= {"Seeds begun": begun, "Not measured": left}
     return below(grid(kept[0], kept[1:]), notes) if rows else ""
 
 
@@ -245,9 +255,9 @@ def gain(lines: Lines, task: str, case: Case, *others: Case) -> tuple[float, flo
     means = []
     for one in (case, *others):
         found = measured(lines, one, task)
-        mean, error = with_error(found.values(name) or [0.0]) if found else (0.0, None)
-        if error is None:
+        if found is None or len(found.values(name)) < seeds(task):
             return None
+        mean, error = with_error(found.values(name))
         means.append((-mean if lower else mean, error))
     (own, error), (best, other) = means[0], max(means[1:])
     return own - best, 2 * math.hypot(error, other)

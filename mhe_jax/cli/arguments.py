@@ -57,8 +57,8 @@ def _print_help(default: Config, word: str, name: str, about: str) -> None:
     fields = re.findall(r"^  (--\w.*\n(?:  (?!-).*\n)*)", text, re.MULTILINE)
     fields = [re.sub(r" *\n  ", "\n", field).rstrip() for field in fields]
     if word in ("", "all"):
-        first = FIRST.split()
-        found = fields if word else [f for f in fields if f[2:].split()[0] in first]
+        named = {field[2:].split()[0]: field for field in fields}
+        found = fields if word else [named[name] for name in FIRST.split()]
     else:
         # Those of each role repeat those of all.
         found = [f for f in fields if word.lower() in f.lower() and "_by_role." not in f]

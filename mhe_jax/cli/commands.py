@@ -24,6 +24,9 @@ from mhe_jax.config.places import check_scheme, path_of, scheme_of, source_path
 COMPARED = "± over seeds", "minus mha", "± 2 SE", "against mha"
 COMPARED += ("parameters", "in attention", "cached numbers a token", "best validation loss")
 
+# Fields of `data` that name the files that training reads.
+TRAINED_ON = "train", "validation", "tokenizer"
+
 
 def main(arguments: Sequence[str]) -> None:
     name, *rest = arguments or ["no command"]
@@ -91,7 +94,12 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     --process_timeout SECONDS; see docs/pods.md.
     """
     if any(option.partition("=")[0] in ("--sweep", "--seeds") for option in options):
-        found = sweep.run(sweep.parse([*places, *options]))
+        planned = sweep.parse([*places, *options])
+        for config, _ in planned.runs:
+            scored = config.evaluation
+            own = planned.evaluate and not scored.sources
+            check_local_files(config, *TRAINED_ON, *[scored.split] * own)
+        found = sweep.run(planned)
         tell(found, sweep.show)
         print(sweep.best_in_words(found), file=sys.stderr)
         sys.exit(1 if found["failed"] else 0)
@@ -109,8 +117,10 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
 
     processes, options = take_flags(options)
     config = parse_train_arguments([*places, *options])
-    check_local_files(config)
+    check_local_files(config, *TRAINED_ON)
     with joined(processes) as writes:
+        if writes:
+            note_missing_test(config)
         from mhe_jax.evaluation import TranslatedSample
         from mhe_jax.training import loop
 
@@ -118,37 +128,35 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
         return result if writes else None
 
 
-def check_local_files(config: Config) -> None:
-    """Raises InputError for a local file that is not there, before jax is loaded, which is slow.
+def note_missing_test(config: Config) -> None:
+    try:
+        check_local_files(config, "test")
+    except InputError as error:
+        print(f"note: {error}; only `eval` needs it", file=sys.stderr)
 
-    One of `data.test`, which `eval` reads alone, is a note.
-    """
+
+def check_local_files(config: Config, *fields: str) -> None:
+    """Raises InputError for a local file that is not there, before jax is loaded, which is slow."""
     data = config.data
-    wanted = {"train": data.train, "validation": data.validation, "test": data.test}
-    if data.tokenizer and not (path_of(config.workdir) / TOKENIZER).exists():  # a run has its own
-        wanted["tokenizer"] = (data.tokenizer,)
-    for field, names in wanted.items():
-        try:
-            _check_local(data.directory, field, names)
-        except InputError as error:
-            if field != "test":
-                raise
-            print(f"note: {error}; training goes on without it", file=sys.stderr)
-
-
-def _check_local(directory: str, field: str, names: Sequence[str]) -> None:
-    for name in names:
-        if ":" in name or scheme_of(directory):
-            continue
-        for file in files_of(directory, name):
-            path = source_path(directory, file)
-            if not path.exists():
-                from mhe_jax.data.cache import PUBLISHED
-
-                known = [text for text in PUBLISHED if directory == f"data/{text}"]
-                fetch = f"; `{called('data', *known)}` fetches it" if known else ""
-                where = f"data.{field}={name}, in data.directory={directory}"
-                raise InputError(f"{path}: no such file ({where}){fetch}")
+    for field in fields:
+        names = (data.tokenizer,) if field == "tokenizer" else getattr(data, field)
+        if field == "tokenizer" and (path_of(config.workdir) / TOKENIZER).exists():
+            continue  # a run has its own
+        for name in names:
+            if not name or ":" in name or scheme_of(data.directory):
+                continue
+            where = f"(data.{field}, in data.directory={data.directory})"
+            try:
+                paths = [
+                    source_path(data.directory, file) for file in files_of(data.directory, name)
+                ]
+            except InputError as error:
+                raise InputError(f"{error} {where}") from None
+            for path in paths:
+                if not path.exists():
+                    known = Path(data.directory).parts[:1] == ("data",)
+                    fetch = f"; `{called('data')}` fetches what shipped configs read" * known
+                    raise InputError(f"{path}: no such file {where}{fetch}")
 
 
 def compare(paths: list[str], options: list[str]) -> None:

@@ -17,6 +17,7 @@ from mhe_jax.config.files import METRICS, RESULT
 from mhe_jax.config.loading import config_of
 from mhe_jax.config.places import path_of
 from mhe_jax.config.rules import check
+from mhe_jax.report import read_result
 
 ACTIONS = ("translate", "generate", "predict")
 
@@ -35,11 +36,13 @@ def evaluate(places: list[str], options: list[str]) -> dict[str, Any] | None:
     (name,), (processes, options) = places, take_flags(options)
     evaluation, action = parse_evaluation(name, options)
     run = path_of(name)
-    if (run / METRICS).exists() and not (run / RESULT).exists():
-        print(f"note: the run in {run} is not finished", file=sys.stderr)
     with joined(processes) as writes:
         from mhe_jax.evaluation import answer_lines, evaluate
 
+        steps = config_of(run).train.num_steps
+        trained = (run / METRICS).exists()
+        if writes and trained and read_result(run / RESULT).get("steps") != steps:
+            print(f"note: the run in {run} has not trained {steps:,} steps yet", file=sys.stderr)
         if action is None:
             result = evaluate(run, evaluation)
             return result if writes else None

@@ -124,8 +124,7 @@ def run(sweep: Sweep, command: Sequence[str] = COMMAND) -> dict[str, Any]:
         told = {"status": "failed", "reason": reason} if reason else {"status": "done"}
         runs.append({"name": workdir.name, "workdir": str(workdir), **told, "result": result})
         save_sweep(sweep.workdir, runs)
-        score = validated(result or {})
-        print(": ".join([*told.values(), *[score] * bool(score)]), file=sys.stderr)
+        print(": ".join(filter(None, [*told.values(), validated(result)])), file=sys.stderr)
         if len(runs) == 2 and refused and reason == runs[0].get("reason"):
             print("the first two failed alike: the others do not begin", file=sys.stderr)
             break
@@ -138,16 +137,15 @@ def best_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """What has the best mean over its seeds on the validation split, and its best run.
 
     That is the lowest loss, or the highest score where a task has one. Values with fewer finished
-    seeds than others do not count. None if no run has been validated.
+    seeds than others do not count. The name is "" where only seeds differ. None if no run has been
+    validated.
     """
     found: dict[str, list[tuple[float, str, str]]] = {}
     for each in runs:
-        result = each["result"] or {}
-        metric = next((name for name in BETTER if name in result), None)
-        if metric is not None:
-            values = re.sub(r",?seed=\d+$", "", each["name"])  # none, where only seeds differ
+        if metric := metric_of(each["result"]):
+            values = re.sub(r",?seed=\d+$", "", each["name"])
             kept = found.setdefault(values, [])
-            kept.append((BETTER[metric] * result[metric], each["workdir"], metric))
+            kept.append((BETTER[metric] * each["result"][metric], each["workdir"], metric))
     if not found:
         return None
 
@@ -171,12 +169,17 @@ def best_in_words(found: dict[str, Any]) -> str:
     return f"best: {named}{validated(best)}{seeds} {place}"
 
 
-def validated(result: dict[str, Any]) -> str:
-    """The number by which runs are compared: `validation loss 3.21`; "" if there is none."""
-    for metric in BETTER:
-        if metric in result:
-            return f"{metric.removeprefix('best_').replace('_', ' ')} {result[metric]:.5g}"
-    return ""
+def metric_of(result: dict[str, Any] | None) -> str | None:
+    """By what a result is compared; None if it has not been validated."""
+    return next((name for name in BETTER if result and result.get(name) is not None), None)
+
+
+def validated(result: dict[str, Any] | None) -> str:
+    """`validation loss 3.21`, or ""."""
+    metric = metric_of(result)
+    if result is None or metric is None:
+        return ""
+    return f"{metric.removeprefix('best_').replace('_', ' ')} {result[metric]:.5g}"
 
 
 def show(found: dict[str, Any]) -> None:

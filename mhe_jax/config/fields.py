@@ -75,13 +75,15 @@ def save_json(config: Config, path: str | Path) -> None:
 
 def load_json(path: str | Path) -> Config:
     """Reads what `save_json` wrote; InputError if there is no file, or it is not a config."""
-    path = path_of(path)
+    path, text = path_of(path), b""
     try:
-        return checked(Config, path.read_bytes())
+        text = path.read_bytes()
+        return checked(Config, text)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+        other = "" if b'"task"' in text else "; it is not the config of a run"
+        raise InputError(f"{path}: {error}{other}") from error
 
 
 def set_field(config: Config, name: str, value: Any) -> Config:

@@ -96,7 +96,6 @@ def config_of(run: str | Path, field: str = "") -> Config:
     except InputError as error:
         gone = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
         reason = f"no run at {run}: there is no {CONFIG}" if gone else str(error)
-        reason += "; takes a run, not an export of one" * ("unknown field" in reason)
         place = path_of(run)
         if gone and place.is_dir() and (below := sorted(place.glob(f"*/{CONFIG}"))):
             reason += f"; there are runs below, such as {below[0].parent}"

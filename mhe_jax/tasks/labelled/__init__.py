@@ -140,9 +140,9 @@ class LabelledTask(Task):
         if config.task == "span":
             settings += ("answer_length", "no_answer_threshold")
         return {
+            **({"unlabelled_examples": unlabelled} if unlabelled else self.measure(found, batches)),
             "dataset": config.data.dataset,
             "examples": len(batches.rows.examples),
-            **({"unlabelled_examples": unlabelled} if unlabelled else self.measure(found, batches)),
             **{name: getattr(config.evaluation, name) for name in settings},
         }
 
