@@ -82,8 +82,10 @@ def load_json(path: str | Path) -> Config:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except InputError as error:
-        other = "" if b'"task"' in text else "; it is not the config of a run"
-        raise InputError(f"{path}: {error}{other}") from error
+        foreign = str(error).startswith("unknown field") and ";" not in str(error)
+        foreign = foreign and b'"task"' not in text
+        reason = "; it is not the config of a run" if foreign else ""
+        raise InputError(f"{path}: {error}{reason}") from error
 
 
 def set_field(config: Config, name: str, value: Any) -> Config:
