@@ -188,22 +188,28 @@ def test_the_initial_parameters_do_not_depend_on_the_mesh():
 # 300: key biases far apart, so that `shared` goes head by head.
 @pytest.mark.parametrize(("kind", "size"), [("tpa", 1.0), ("mva", 1.0), ("mva", 300.0)])
 def test_inside_a_shard_map_of_the_caller(kind, size):
-    """With its default checks, outputs and gradients are those of one device."""
-    two = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    module, x = module_of(Case(kind)), normal(1, ROWS, 33, 32)
-    params = jax.jit(module.init)(jax.random.key(0), x)
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, p: p * size if path[1].key == "key_bias" else p, params
-    )
-    cotangent = normal(3, ROWS, 33, 32)
+    """With its default checks, outputs and gradients are those of one device.
 
-    def with_gradients(apply):
-        def run(params, x):
-            output, pull = jax.vjp(apply, params, x)
-            return output, pull(cotangent)
+    In float64: sums go in another order, and gradients of scores of 300 cancel.
+    """
+    with jax.enable_x64(True):
+        two = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+        module, x = module_of(Case(kind)), normal(1, ROWS, 33, 32, dtype=np.float64)
+        params = jax.jit(module.init)(jax.random.key(0), x)
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, p: np.float64(p) * (size if path[1].key == "key_bias" else 1.0), params
+        )
+        cotangent = normal(3, ROWS, 33, 32, dtype=np.float64)
 
-        return jax.jit(run)(params, x)
+        def with_gradients(apply):
+            def run(params, x):
+                output, pull = jax.vjp(apply, params, x)
+                return output, pull(cotangent)
 
-    rows, everywhere = PartitionSpec("data"), PartitionSpec()
-    split = jax.shard_map(module.apply, mesh=two, in_specs=(everywhere, rows), out_specs=rows)
-    assert_close(with_gradients(split), with_gradients(module.apply), 2e-5)
+            return jax.jit(run)(params, x)
+
+        rows, everywhere = PartitionSpec("data"), PartitionSpec()
+        split = jax.shard_map(module.apply, mesh=two, in_specs=(everywhere, rows), out_specs=rows)
+        wanted = with_gradients(module.apply)
+        assert wanted[0].dtype == np.float64
+        assert_close(with_gradients(split), wanted, 1e-10)
