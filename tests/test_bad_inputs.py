@@ -149,6 +149,7 @@ T --data.batch_size 1.5 | --data\\.batch_size.*'1\\.5'
 T --data.batch_size | --data\\.batch_size
 T --train.num_steps ten | --train\\.num_steps: .*'ten'(?!.*did you mean)
 T --lr 1 | --lr; --help
+T --sweep kind=mha,sha | --kind; did you mean --model\\.attention\\.kind
 T --evaluate | --evaluate .*--sweep
 T --seeds 2 --workdir train.en | workdir=train\\.en: is a file
 T --workdir train.en | workdir=train\\.en: is a file

@@ -72,7 +72,9 @@ def parse(arguments: Sequence[str]) -> Sweep:
         raise InputError(f"workdir={workdir}: is a file; takes a directory")
     short, runs = short_names([*swept][1:]), {}
     for values in itertools.product(*swept.values()):
-        own = [f"--{name}={value}" for name, value in zip(swept, values, strict=True)]
+        own = [
+            part for name, value in zip(swept, values, strict=True) for part in (f"--{name}", value)
+        ]
         config = parse_train_arguments([*kept, *own, "--workdir", workdir])
         told = leaves(to_dict(config))
         name = ",".join(f"{short[field]}={told[field]}" for field in short)
