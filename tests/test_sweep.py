@@ -135,6 +135,13 @@ def test_names(place):
     assert sweep.parse([str(place / "tiny.py"), *KINDS]).workdir == Path("runs/tiny-sweep")
 
 
+def test_a_field_that_only_the_swept_kind_has(place):
+    [(config, _)] = parse(
+        place, "--sweep", "model.attention.kind=gqa", "--model.attention.num_kv_heads", "2"
+    ).runs
+    assert (config.model.attention.kind, config.model.attention.num_kv_heads) == ("gqa", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

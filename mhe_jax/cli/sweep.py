@@ -13,7 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,25 +56,25 @@ def parse(arguments: Sequence[str]) -> Sweep:
         given, kept = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise InputError(str(error)) from None
-    base = parse_train_arguments(kept)
-    first, scored = base.train.seed, base.evaluation
-    if given.evaluate and not (scored.sources or getattr(base.data, scored.split)):
-        raise InputError(f"--evaluate: data.{scored.split} names nothing to score")
-    swept = {"train.seed": [str(seed) for seed in range(first, first + given.seeds)]}
+    others: dict[str, list[str]] = {}
     for value in given.sweep:
         name, _, texts = value.partition("=")
         if not texts or name == "train.seed":
             raise InputError(f"--sweep {value}: takes FIELD=A,B,...; seeds by --seeds N")
-        swept.setdefault(name.replace("-", "_"), []).extend(texts.split(","))
+        others.setdefault(name.replace("-", "_"), []).extend(texts.split(","))
+    # With values of the sweep: other fields may be of a kind that only they have.
+    base = parse_train_arguments([*kept, *_options(others, [each[0] for each in others.values()])])
+    first, scored = base.train.seed, base.evaluation
+    if given.evaluate and not (scored.sources or getattr(base.data, scored.split)):
+        raise InputError(f"--evaluate: data.{scored.split} names nothing to score")
+    swept = {"train.seed": [str(seed) for seed in range(first, first + given.seeds)], **others}
     workdir = given.workdir or f"{base.workdir}-sweep"
     check_scheme("workdir", workdir, ())  # the log of each run grows line by line
     if Path(workdir).is_file():
         raise InputError(f"workdir={workdir}: is a file; takes a directory")
-    short, runs = short_names([*swept][1:]), {}
+    short, runs = short_names([*others]), {}
     for values in itertools.product(*swept.values()):
-        own = [
-            part for name, value in zip(swept, values, strict=True) for part in (f"--{name}", value)
-        ]
+        own = _options(swept, values)
         config = parse_train_arguments([*kept, *own, "--workdir", workdir])
         told = leaves(to_dict(config))
         name = ",".join(f"{short[field]}={told[field]}" for field in short)
@@ -85,6 +85,12 @@ def parse(arguments: Sequence[str]) -> Sweep:
     for config, _ in runs.values():
         check_attention(config)
     return Sweep(Path(workdir), [*runs.values()], given.evaluate)
+
+
+def _options(fields: Iterable[str], values: Iterable[str]) -> list[str]:
+    return [
+        part for field, value in zip(fields, values, strict=True) for part in (f"--{field}", value)
+    ]
 
 
 def result_of(config: Config) -> dict[str, Any] | None:
