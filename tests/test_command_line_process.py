@@ -56,6 +56,10 @@ def test_a_command_starts_once_more_to_keep_huge_pages(tmp_path):
 
     assert said("-O", str(program)) == "True 1 ['--a', 'b c', '']\n"
     assert said("-O", str(program), GLIBC_TUNABLES="") == "False 1 ['--a', 'b c', '']\n"
+    (old := tmp_path / "old.py").write_text(
+        f"import os; os.confstr = lambda name: 'glibc 2.34'\n{program.read_text()}"
+    )
+    assert said(str(old)) == "False 0 ['--a', 'b c', '']\n"
     inside = f"import sys; sys.argv = ['p']; exec(open({str(program)!r}).read())"
     assert said("-c", inside) == "False 0 []\n"
 

@@ -93,9 +93,12 @@ def ask_for_huge_pages() -> None:
     module = ["-m", "mhe_jax", *sys.argv[1:]]
     if not any(given == sys.orig_argv[-len(given) :] for given in (sys.argv, module)):
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         given = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-        if "GLIBC_TUNABLES" not in os.environ and "[madvise]" in given:
+        # Before 2.35 it has no huge pages, and refuses thresholds as high.
+        major, minor = (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0.0").split()[-1].split(".")[:2]
+        new = (int(major), int(minor)) >= (2, 35)
+        if new and "GLIBC_TUNABLES" not in os.environ and "[madvise]" in given:
             tunables = ":".join(f"glibc.malloc.{each}" for each in TUNABLES)
             environment = {**os.environ, "GLIBC_TUNABLES": tunables}
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
