@@ -231,6 +231,14 @@ def finished(name, **result):
     return {"name": name, "workdir": f"w/{name}", "status": "done", "result": result}
 
 
+def test_a_scored_sweep_says_how_to_compare_its_runs(tmp_path):
+    best = {"name": "kind=sha", "seeds": 1, "best_validation_loss": 1.5, "workdir": str(tmp_path)}
+    found = {"best": best, "workdir": "my runs"}
+    assert re.search(rf"to score it: .* eval {tmp_path}$", sweep.best_in_words(found))
+    (tmp_path / "eval_test.json").touch()
+    assert re.search(r"to compare all: .* compare 'my runs'$", sweep.best_in_words(found))
+
+
 def test_the_best_has_the_best_mean_over_its_seeds(capsysbinary, monkeypatch):
     losses = {"kind=mha": [1.0, 3.0], "kind=sha": [1.5, 1.75], "kind=mqa": [0.5]}
     runs = [

@@ -124,11 +124,18 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], Pairs]] = {
     "Is it one map?": (_CONTROLS, {"mva-narrow-no-bias": "mha-thin-narrow"}),
     "Would another control do?": (
         _CONTROLS,
-        {"mva-narrow": "mha-narrow-2-heads; gqa; mqa", "mva": "mha-thin"},
+        {
+            "mva-narrow": "mha-narrow-2-heads; gqa; mqa",
+            "mva": "mha-thin",
+            "mha-narrow-2-heads": "mha",
+        },
     ),
     "Does it survive rotary positions?": (
         (ROTARY,),
-        {"mva-narrow": "mha-thin-narrow; mha; mha-2-heads; mha-narrow; gqa", "mva": "mha"},
+        {
+            "mva-narrow": "mha-thin-narrow; mha; mha-2-heads; mha-narrow-2-heads; mha-narrow; gqa",
+            "mha-2-heads; mha-narrow-2-heads; mva": "mha",
+        },
     ),
     "By each optimizer": (
         (MUON,),

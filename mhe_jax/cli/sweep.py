@@ -167,13 +167,18 @@ def best_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def best_in_words(found: dict[str, Any]) -> str:
-    """Which run of a sweep is best, and how to score it, in a line."""
+    """Which run of a sweep is best, and what to do next, in a line.
+
+    That is to score it, or to compare all runs once they have been.
+    """
     if not (best := found["best"]):
         return "no run has a validation loss"
     named = f"{best['name']}, " if best["name"] else ""
     seeds = f", mean of {best['seeds']} seeds, the best" if best["seeds"] > 1 else ""
-    command = called("eval", shlex.quote(best["workdir"]))
-    place = f"in {best['workdir']}; to score it: {command}"
+    goal, command = "score it", called("eval", shlex.quote(best["workdir"]))
+    if any(Path(best["workdir"]).glob("eval_*.json")):
+        goal, command = "compare all", called("compare", shlex.quote(found["workdir"]))
+    place = f"in {best['workdir']}; to {goal}: {command}"
     return f"best: {named}{validated(best)}{seeds} {place}"
 
 
