@@ -75,7 +75,8 @@ def mark(axes: Any, point: Point, color: str, size: float = 6) -> None:
         ends = [point.y - point.error, point.y + point.error]
         axes.plot([point.x] * 2, ends, color=color, alpha=0.3, linewidth=5, solid_capstyle="butt")
     fill = "white" if point.hollow else color
-    axes.plot(point.x, point.y, "o", color=color, markerfacecolor=fill, markersize=size)
+    look = {"markerfacecolor": fill, "markersize": size, "zorder": 3}  # above all bands
+    axes.plot(point.x, point.y, "o", color=color, **look)
 
 
 def label(axes: Any, points: list[Point], places: list[tuple[float, float]], colors: Any) -> None:
@@ -150,25 +151,26 @@ def translation() -> None:
 def of_atlas(records: Path, task: str) -> list[Point]:
     """Scores and caches of `mha` and of models of as many parameters, if their seeds are done.
 
-    Those of the record of the controls, and hollow what only the older record has: it has other
-    seeds, and rates that shorter runs have chosen.
+    Those of the record of the controls. Hollow are `mha` and what they lack, of the older record:
+    it has other seeds, and rates that shorter runs have chosen.
     """
-    cases = {"mha": MHA, "mha, deeper": Case("depth", "mha"), "mha, 2 heads": WIDER}
+    cases = {"mha": MHA, "mha, 2 heads": WIDER}
     deep, wide = models(task)["depth"], models(task)["width"]
-    cases |= {name: Case("depth", name) for name in deep if name != "mha"}
+    cases |= {f"{name}, deeper": Case("depth", name) for name in deep}
     cases |= {name + ", wider MLP" * (name in deep): Case("width", name) for name in wide}
     newer = f"{task}_controls"
     controls = {case.name: case for stage in stages(newer) for case in stage.cases}
-    found: dict[str, Point] = {}
+    found: dict[tuple[Case, bool], Point] = {}
     for source, own in ((newer, controls), (task, cases)):
         lines, newest = lines_of(records, source), not found
         for name, case in own.items():
             runs_of = measured(lines, case, source)
             values = runs_of.values(DECIDES[source][0]) if runs_of else []
-            if len(values) >= seeds(source) and name not in found:
+            other = case == MHA or (case, False) not in found
+            if len(values) >= seeds(source) and other:
                 config = changed(base_of(source), models(source)[case.regime][case.name])
                 scores = *with_error(values), not newest
-                found[name] = Point(name, cached_numbers(config), *scores)
+                found[case, not newest] = Point(name, cached_numbers(config), *scores)
     return [*found.values()]
 
 

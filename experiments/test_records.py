@@ -197,7 +197,7 @@ def test_the_pictures_are_those_of_their_records(tmp_path, monkeypatch, capsys):
 
 
 def test_the_picture_of_the_controls_has_their_seeds(tmp_path):
-    """And, hollow, the older ones of what they have not; what has not all its runs is left out."""
+    """Hollow: older ones of `mha` and of what they lack. Without all its runs none is drawn."""
     old = [
         line
         for regime, name in (("shape", "mha"), ("depth", "gqa"), ("depth", "mqa"))
@@ -211,10 +211,12 @@ def test_the_picture_of_the_controls_has_their_seeds(tmp_path):
         new += [who | {"seed": seed, "validation_loss": seed - 4.0} for seed in (4, 5, 6)]
     (tmp_path / "lm.json").write_text(json.dumps({"lines": old}))
     seen = [(p.name, p.y, p.hollow) for p in pictures.of_atlas(tmp_path, "lm")]
-    assert seen == [(name, pytest.approx(2.1), False) for name in ("mha", "gqa", "mqa")]
+    names = ("mha", "gqa, deeper", "mqa, deeper")
+    assert seen == [(name, pytest.approx(2.1), False) for name in names]
     (tmp_path / "lm_controls.json").write_text(json.dumps({"lines": new}))
     seen = [(p.name, p.y, p.hollow) for p in pictures.of_atlas(tmp_path, "lm")]
-    assert seen == [("mha", 1, False), ("gqa", 1, False), ("mqa", pytest.approx(2.1), True)]
+    old = [(name, pytest.approx(2.1), True) for name in names]
+    assert seen == [("mha", 1, False), ("gqa", 1, False), *old]
 
 
 # The models and the rules of atlas.
@@ -471,8 +473,10 @@ def test_scores_of_readme():
             if case == other or found is None:
                 scores.append("" if case == other else "not measured")
                 continue
-            words = f"{abs(found[0]):.1f} ± {found[1]:.1f} % {'lower' if found[0] > 0 else 'higher'}"
-            scores.append(words + ", even" * (abs(found[0]) < found[1]) + ", new seeds" * trial)
+            words = (
+                f"{abs(found[0]):.1f} ± {found[1]:.1f} % {'lower' if found[0] > 0 else 'higher'}"
+            )
+            scores.append(words + ", unclear" * (abs(found[0]) < found[1]) + ", new seeds" * trial)
         own = shares("lm" + "_controls" * new, case)
         assert [cell.strip() for cell in row.split("|")][3:7] == [*own, *scores]
 
@@ -490,7 +494,7 @@ def test_scores_of_which_kind():
                 scores.append("one seed" if one else "not measured")
                 continue
             text = f"{found[0]:+.1f} ± {found[1]:.1f}{unit}".replace("-", "−")
-            scores.append(text + ", even" * (abs(found[0]) < found[1]))
+            scores.append(text + ", unclear" * (abs(found[0]) < found[1]))
         own = shares("translation" + trial, case)
         assert [c.strip() for c in row.split("|")][2:7] == [*own, *scores]
 
@@ -502,13 +506,13 @@ def test_caches_of_which_kind(capsys):
     printed = []
     for line in re.findall(r"^python -m mhe_jax\.attention\.cost (.*)$", text, re.MULTILINE):
         size = int(line.split()[line.split().index("--features") + 1])
-        rows = ["", f"mva,score_features={size // 2}"]
-        rows[0] = f"mva,score_features={3 * size // 8},qkv_features={size // 2}"
+        rows = [f"mva,score_features={3 * size // 8},qkv_features={size // 2}"]
+        rows += [f"mva,score_features={size // 2}", f"mha,num_heads=2,qkv_features={size // 2}"]
         found = {}
         for more in ([], rows):
             cost.main([*line.split(), *more])
             for out in capsys.readouterr().out.splitlines()[3:]:
                 found[out.split()[0].split(",num_kv")[0]] = out.split()[5]
-        printed.append([found[n] for n in ("mha", rows[1], rows[0], "gqa", "mqa")])
+        printed.append([found[n] for n in ("mha", *rows[::-1], "gqa", "mqa")])
     table = [[c.strip() for c in row.split("|")][2:4] for row in rows_of(text)[1:]]
     assert table == [list(pair) for pair in zip(*printed, strict=True)]
