@@ -53,7 +53,8 @@ PLANS: dict[str, tuple[dict[str, tuple[str, ...]], ...]] = {
     "translation_controls": _CONTROLS,
     ROTARY: (
         _FIRST,
-        {"shape": ("mha-2-heads",), "width": ("mha-narrow-2-heads",)},
+        {"width": ("mha-narrow-2-heads",)},
+        {"shape": ("mha-2-heads",)},
         {"width": ("mha-narrow",)},
         {"width": ("mva", "gqa")},
     ),
