@@ -152,7 +152,7 @@ def of_atlas(records: Path, task: str) -> list[Point]:
     """Scores and caches of `mha` and of models of as many parameters, if their seeds are done.
 
     Those of the record of the controls. Hollow are `mha` and what they lack, of the older record:
-    it has other seeds, and rates that shorter runs have chosen.
+    it has other seeds, and rates that shorter runs have chosen. One shape of a kind is enough.
     """
     cases = {"mha": MHA, "mha, 2 heads": WIDER}
     deep, wide = models(task)["depth"], models(task)["width"]
@@ -160,18 +160,19 @@ def of_atlas(records: Path, task: str) -> list[Point]:
     cases |= {name + ", wider MLP" * (name in deep): Case("width", name) for name in wide}
     newer = f"{task}_controls"
     controls = {case.name: case for stage in stages(newer) for case in stage.cases}
-    found: dict[tuple[Case, bool], Point] = {}
+    found: list[Point] = []
     for source, own in ((newer, controls), (task, cases)):
         lines, newest = lines_of(records, source), not found
+        had = {point.name for point in found}
         for name, case in own.items():
             runs_of = measured(lines, case, source)
             values = runs_of.values(DECIDES[source][0]) if runs_of else []
-            other = case == MHA or (case, False) not in found
+            other = case == MHA or name.removesuffix(", deeper") not in had
             if len(values) >= seeds(source) and other:
                 config = changed(base_of(source), models(source)[case.regime][case.name])
                 scores = *with_error(values), not newest
-                found[case, not newest] = Point(name, cached_numbers(config), *scores)
-    return [*found.values()]
+                found.append(Point(name, cached_numbers(config), *scores))
+    return found
 
 
 def atlas(task: str) -> None:
