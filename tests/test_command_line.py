@@ -203,14 +203,6 @@ def test_help_has_few_fields_or_those_about_a_word(config_file, capfdbinary):
         commands.main(["train", config_file, "--help", "nosuch"])
 
 
-def test_a_warmup_as_long_as_the_run_is_noted(capsys):
-    config = set_field(load_config("multi30k"), "train.num_steps", 401)
-    commands.note_endless_warmup(config)
-    assert capsys.readouterr().err == ""
-    commands.note_endless_warmup(set_field(config, "train.num_steps", 400))
-    assert "optimizer.warmup_steps=400, train.num_steps=400: the" in capsys.readouterr().err
-
-
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path, monkeypatch, capsys):
     """Of the test, which `eval` reads alone, it is a note."""
     monkeypatch.chdir(tmp_path)

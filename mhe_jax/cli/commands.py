@@ -121,7 +121,6 @@ def train(places: list[str], options: list[str]) -> dict[str, Any] | None:
     with joined(processes) as writes:
         if writes:
             note_missing_test(config)
-            note_endless_warmup(config)
         from mhe_jax.evaluation import TranslatedSample
         from mhe_jax.training import loop
 
@@ -134,13 +133,6 @@ def note_missing_test(config: Config) -> None:
         check_local_files(config, "test")
     except InputError as error:
         print(f"note: {error}; only `eval` needs it", file=sys.stderr)
-
-
-def note_endless_warmup(config: Config) -> None:
-    warmup, steps = config.optimizer.warmup_steps, config.train.num_steps
-    if warmup >= steps:
-        told = f"optimizer.warmup_steps={warmup}, train.num_steps={steps}"
-        print(f"note: {told}: the learning rate only rises", file=sys.stderr)
 
 
 def check_local_files(config: Config, *fields: str) -> None:

@@ -175,10 +175,13 @@ def first_lines(config: Config, mesh: Mesh, params: Any) -> list[str]:
     )
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
     size = f"{counts['total']:,} parameters, {counts['attention']:,} of them in attention"
+    warmup = config.optimizer.warmup_steps
+    rising = f"note: optimizer.warmup_steps is {warmup:,}: the learning rate only rises"
     return [
         f"{config.task} model with {attention}: {size}",
         f"{config.train.num_steps:,} steps on {mesh.size} × {mesh.devices.flat[0].device_kind}"
         f"{axes and f' ({axes})'}, kept in {config.workdir}",
+        *[rising] * (warmup >= config.train.num_steps),
     ]
 
 

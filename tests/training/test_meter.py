@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mhe_jax.config.fields import set_field
+from mhe_jax.config.loading import load_config
 from mhe_jax.training import meter as meter_module
 from mhe_jax.training.meter import PEAK, Meter, NotFinite, peak_of
 
@@ -109,6 +111,15 @@ def test_the_peak_is_that_of_all_devices():
         devices = np.array([SimpleNamespace(device_kind=kind)] * 8)
         mesh: Any = SimpleNamespace(devices=devices.reshape(2, 2, 2), size=8)
         assert peak_of(mesh) == peak
+
+
+def test_a_warmup_as_long_as_the_run_is_noted():
+    device = SimpleNamespace(device_kind="cpu")
+    mesh: Any = SimpleNamespace(devices=np.array([device]), shape={"data": 1}, size=1)
+    for steps, noted in ((401, False), (400, True)):
+        config = set_field(load_config("multi30k"), "train.num_steps", steps)
+        *_, last = meter_module.first_lines(config, mesh, {})
+        assert ("warmup_steps is 400" in last) is noted
 
 
 def test_goodput_counts_the_time_that_nothing_ran(clock, step):
