@@ -50,7 +50,7 @@ SCORES = ("data.tokenizer", *(f"eval.{name}" for name in SETTINGS))
 RATIOS = (
     "PRR = 100 · score / score of mha; PEoP = ((score - sha) / sha) / ((P - P_sha) / P_sha), P the "
     "attention parameters; each against the mha or sha that differs in its attention alone. Better "
-    "and worse are by more than two standard errors (SE) of the difference."
+    "and worse are by more than two standard errors (SE) of the difference, of three seeds or more."
 )
 LOWER = (
     "Lower is better here: PRR = 100 · (1 - (score - mha) / mha), PEoP with sha - score. The paper "

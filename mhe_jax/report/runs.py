@@ -174,17 +174,18 @@ class Section(NamedTuple):
     def against(self, group: str, other: str | None) -> tuple[float, float, str | None]:
         """The difference from another's mean score, two standard errors of it, and a verdict.
 
-        The verdict is `better` or `worse` by more than these errors, else `within chance`. With
-        `one seed` of either there is no standard error. NaN and None stand for what is not known.
+        The verdict is `better` or `worse` by more than these errors, else `within chance`. It takes
+        three seeds of each: two have an error that says little, and one has none. NaN and None
+        stand for what is not known.
         """
         if other in (None, group):
             return math.nan, math.nan, None
         of_both = [group, other], self.metric
         seeds, mean = self.seeds.loc[of_both], self.mean.loc[of_both]
         difference = float(mean[group] - mean[other])
-        if seeds.min() < 2:
-            return difference, math.nan, "one seed" if seeds.all() else None
-        errors = 2 * math.sqrt((self.std.loc[of_both] ** 2 / seeds).sum())
+        errors = 2 * math.sqrt((self.std.loc[of_both] ** 2 / seeds).sum(skipna=False))
+        if seeds.min() < 3:
+            return difference, errors, (None, "one seed", "two seeds")[int(seeds.min())]
         better = "worse" if (difference > 0) == lower_is_better(self.metric) else "better"
         return difference, errors, "within chance" if abs(difference) <= errors else better
 

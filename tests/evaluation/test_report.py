@@ -132,7 +132,7 @@ def test_the_page_and_the_tables_have_every_number(translations, leave, compare,
     cells = [html.unescape(cell) for cell in re.findall(r"<t[dh][^>]*>([^<]*)<", page)]
     assert str(place) in cells
     # The score and its difference first: on a narrow screen the table scrolls. 2.83 is 2 · √2.
-    shown = ["mhe_mul", "2", "39.00", "1.41", "-2.00", "2.83", "within chance"]
+    shown = ["mhe_mul", "2", "39.00", "1.41", "-2.00", "2.83", "two seeds"]
     shown += ["52,100", "2,100", "23.3", "95.1"]
     at = cells.index("mhe_mul")
     assert cells[at : at + 11] == shown
@@ -144,7 +144,7 @@ def test_the_page_and_the_tables_have_every_number(translations, leave, compare,
     with (out / "table.csv").open(newline="") as file:
         rows = {row["attention"]: row for row in csv.DictReader(file) if row["bleu"]}
     mul = rows["mhe_mul"]
-    assert (mul["title"], mul["against mha"]) == ("translation: a.en and a.de", "within chance")
+    assert (mul["title"], mul["against mha"]) == ("translation: a.en and a.de", "two seeds")
     numbers = {"bleu": 39, "minus mha": -2, "± 2 SE": math.sqrt(8)}
     assert {name: float(mul[name]) for name in numbers} == pytest.approx(numbers)
 
@@ -207,7 +207,8 @@ def test_a_loss_is_better_when_lower(leave, compare):
     [
         ((39.0, 42.0, 45.0), "within chance", 3, 2 * math.sqrt(1 / 3 + 9 / 3)),
         ((41.0, 42.0, 43.0), "better", 3, 2 * math.sqrt(1 / 3 + 1 / 3)),
-        ((35.0, 36.0), "worse", -3.5, 2 * math.sqrt(1 / 3 + 0.5 / 2)),
+        ((34.0, 35.0, 36.0), "worse", -4, 2 * math.sqrt(1 / 3 + 1 / 3)),
+        ((35.0, 36.0), "two seeds", -3.5, 2 * math.sqrt(1 / 3 + 0.5 / 2)),
         ((42.0,), "one seed", 3, None),
         ((math.nan,), None, None, None),
     ],
