@@ -128,6 +128,11 @@ def grid(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
 
 
+def rows_of(text: str) -> list[str]:
+    """The rows of tables, their heads included."""
+    return [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+
+
 def shown(number: float | None, digits: int = 0) -> str:
     return "-" if number is None else f"{number:,.{digits}f}"
 

@@ -26,6 +26,13 @@ def changed(config: Config, fields: Fields) -> Config:
     return functools.reduce(lambda c, field: set_field(c, *field), fields.items(), config)
 
 
+def of_attention(config: Config) -> int:
+    """Parameters of all attention sublayers."""
+    of = {role: attention_module(config.model, role) for role in sublayers(config)}
+    M = config.model.features
+    return sum(n * cost.parameters(of[role], M) for role, n in sublayers(config).items())
+
+
 def parameters(config: Config) -> int:
     """V·M + P·M + Σ_sublayers (A + N) + Σ_MLPs (W + N) + N of the norm after each stack.
 
@@ -37,8 +44,9 @@ def parameters(config: Config) -> int:
     norm, inner = 2 * M if m.norm == "layer" else M, 2 if m.mlp == "gated" else 1
     mlp = (inner + 1) * M * F + (inner * F + M if m.mlp_bias else 0)
     total = m.vocabulary_size * M + (m.max_length * M if m.positions == "learned" else 0)
+    total += of_attention(config)
     for role, count in sublayers(config).items():
-        total += count * (cost.parameters(attention_module(m, role), M) + norm)
+        total += count * norm
         if role != "cross":
             total += count * (mlp + norm) + norm
     return total
