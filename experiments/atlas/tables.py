@@ -134,7 +134,8 @@ QUESTIONS: dict[str, tuple[tuple[str, ...], Pairs]] = {
         (ROTARY,),
         {
             "mva-narrow": "mha-thin-narrow; mha; mha-2-heads; mha-narrow-2-heads; mha-narrow; gqa",
-            "mha-2-heads; mha-narrow-2-heads; mva": "mha",
+            "mha-2-heads; mha-narrow-2-heads; mha-narrow; mva": "mha",
+            "mha-2-heads": "mha-narrow-2-heads",
         },
     ),
     "By each optimizer": (
