@@ -28,9 +28,9 @@ def changed(config: Config, fields: Fields) -> Config:
 
 def of_attention(config: Config) -> int:
     """Parameters of all attention sublayers."""
-    of = {role: attention_module(config.model, role) for role in sublayers(config)}
-    M = config.model.features
-    return sum(n * cost.parameters(of[role], M) for role, n in sublayers(config).items())
+    m = config.model
+    counts = sublayers(config).items()
+    return sum(n * cost.parameters(attention_module(m, role), m.features) for role, n in counts)
 
 
 def parameters(config: Config) -> int:
